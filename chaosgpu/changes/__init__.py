@@ -1,0 +1,1 @@
+"""The few reversible primitives every fault is built from."""

@@ -1,0 +1,1 @@
+"""One injection across many nodes: choose, send, remember, take back."""

@@ -1,0 +1,1 @@
+"""The node: keeper, hand, standby, ledger, wire, and the node's command line."""

@@ -73,6 +73,13 @@ class Grip:
             raise ChangeFailed(f"`{shown}`: {complaint}")
         return child.returncode, out.strip(), err.strip()
 
+    def tend(self) -> None:
+        """Let every kept resource that needs it look after its children (reap, pass on). Called a few times a second."""
+        for resource in list(self._kept.values()):
+            tend = getattr(resource, "tend", None)
+            if tend is not None:
+                tend()
+
     def close(self) -> None:
         """End every effect that lives in this process: the last thing a hand does."""
         for key in list(self._kept):

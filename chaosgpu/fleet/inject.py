@@ -1,0 +1,91 @@
+"""From an activity's arguments to the nodes and back: validate, remember the run, send, fold the answers."""
+
+import uuid
+from typing import Any, NoReturn
+
+from chaoslib.exceptions import ActivityFailed
+
+from chaosgpu.changes.errors import BadArgument, ChaosgpuError
+from chaosgpu.faults import params
+from chaosgpu.faults.base import CATALOGUE, arguments_of, build
+from chaosgpu.fleet import local, runs
+
+CAP_SECONDS = 3600.0
+RAISED_CAP_SECONDS = 7 * 86400.0
+OPT_OUTS = ("long_duration", "concurrent", "unsupervised", "hardware")  # understood for every fault
+
+
+def inject(
+    fault: str,
+    arguments: dict[str, Any],
+    *,
+    duration: Any,
+    nodes: Any = None,
+    dry_run: Any = False,
+    allow: Any = None,
+    outlive_run: Any = False,
+    configuration: Any = None,
+) -> dict[str, Any]:
+    """Start one fault on the chosen nodes and return what was changed, the proof and the way back.
+
+    ``duration`` is in seconds or text such as ``90s``; at most 1 h unless ``allow`` holds ``long_duration``. The output is
+    ``{"run", "fault", "nodes": {name: {...}}}``. Raises ActivityFailed with one line; nothing then stays in place.
+    """
+    try:
+        allowed = _allow(allow, fault)
+        longest = RAISED_CAP_SECONDS if "long_duration" in allowed else CAP_SECONDS
+        try:
+            seconds = params.seconds(1, longest)("duration", duration)
+        except BadArgument as error:
+            hint = "" if "long_duration" in allowed else "; allow: ['long_duration'] raises the cap to 7 days"
+            raise BadArgument(f"{error}{hint}") from None
+        dry = params.flag("dry_run", dry_run)
+        outlive = params.flag("outlive_run", outlive_run)
+        chosen = _nodes(nodes)
+        checked = arguments_of(build(fault, arguments))
+        request = {
+            "op": "inject",
+            "request": uuid.uuid4().hex,
+            "run": runs.this_run(),
+            "fault": fault,
+            "arguments": checked,
+            "duration_seconds": seconds,
+            "allow": allowed,
+            "owner": "peer",
+            "outlive_run": outlive,
+            "dry_run": dry,
+        }
+        if not dry:
+            runs.remember(runs.this_run(), chosen, local.NAME)
+        answer = local.call(request)
+    except ChaosgpuError as error:
+        fail(error)
+    if "error" in answer:
+        raise ActivityFailed(" ".join(str(answer["error"]["message"]).split()))
+    return {"run": runs.this_run(), "fault": fault, "nodes": {answer["node"]: answer}}
+
+
+def fail(error: ChaosgpuError) -> NoReturn:
+    """An expected error as the toolkit wants it."""
+    raise ActivityFailed(str(error)) from None
+
+
+def _allow(allow: Any, fault: str) -> list[str]:
+    if allow is None:
+        return []
+    if isinstance(allow, str):
+        allow = [word.strip() for word in allow.split(",") if word.strip()]
+    known = (*OPT_OUTS, *(CATALOGUE[fault].declaration.opt_outs if fault in CATALOGUE else ()))
+    if not isinstance(allow, (list, tuple)) or not all(isinstance(word, str) and word in known for word in allow):
+        raise BadArgument(f"allow is {params.shown(allow)}: a list of {', '.join(known)} is allowed")
+    return list(allow)
+
+
+def _nodes(nodes: Any) -> list[str]:
+    if nodes is None:
+        return [local.NAME]
+    if isinstance(nodes, str):
+        nodes = [nodes]
+    if not isinstance(nodes, (list, tuple)) or list(nodes) != [local.NAME]:
+        raise BadArgument(f"nodes is {params.shown(nodes)}: ['{local.NAME}'] (this machine) is allowed in this version")
+    return list(nodes)

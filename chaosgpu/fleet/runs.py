@@ -1,0 +1,61 @@
+"""The run file: on the caller's side, which nodes a run was sent to and how, written before the first is called.
+
+So that ``chaos gpu revert --run`` and a rollback in another process know where to go, whatever became of the caller.
+"""
+
+import json
+import os
+import time
+import uuid
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+KEEP = 200
+
+
+@lru_cache(maxsize=1)
+def this_run() -> str:
+    """The run's id: one for the life of this process, which is one ``chaos run``."""
+    return uuid.uuid4().hex[:12]
+
+
+def directory() -> Path:
+    """``$XDG_STATE_HOME/chaosgpu/runs``, by default under ``~/.local/state`` (XDG Base Directory Specification)."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(base) / "chaosgpu" / "runs"
+
+
+def remember(run: str, nodes: list[str], transport: str) -> Path:
+    """Add nodes to a run's file, atomically and durably; its path."""
+    folder = directory()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{run}.json"
+    known = recall(run)
+    document = {
+        "run": run,
+        "transport": transport,
+        "nodes": sorted({*known.get("nodes", []), *nodes}),
+        "pid": os.getpid(),
+        "started_at": known.get("started_at", time.time()),
+    }
+    if known.get("nodes") == document["nodes"]:
+        return path
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    for old in sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-KEEP]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def recall(run: str) -> dict[str, Any]:
+    """A run's file, or {} when there is none."""
+    try:
+        document = json.loads((directory() / f"{run}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

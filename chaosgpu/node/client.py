@@ -1,0 +1,140 @@
+"""How anything on a node calls its keeper: connect, start one when there is none, ask once, get one answer."""
+
+import json
+import os
+import socket
+import time
+from typing import Any, Dict, Optional
+
+from chaosgpu.changes.errors import ChaosgpuError, Unreachable
+from chaosgpu.node import bundle, places, standby, supervisor, wire
+
+START_SECONDS = 20.0
+HELLO_SECONDS = 3.0
+ANSWER_SECONDS = 180.0
+
+
+class Client:
+    """One connection to this node's keeper. While it is open it is a lease: a fault owned by it ends with it."""
+
+    def __init__(self, start: bool = True) -> None:
+        """Connect. With ``start`` a keeper is started where there is none; without, ``Unreachable`` is raised."""
+        self.node = os.uname().nodename
+        self.sock = self._connect(start)
+
+    def call(self, request: Dict[str, Any], seconds: float = ANSWER_SECONDS) -> Dict[str, Any]:
+        """Send one request and wait for its answer, at most ``seconds``. An error in the answer stays in it."""
+        try:
+            self.sock.sendall(wire.encode(request))
+            return wire.wait_for_message(self.sock, seconds)
+        except socket.timeout:
+            raise Unreachable(
+                f"{self.node}: the keeper gave no answer in {seconds:g} s: `chaosgpu-node takeover`"
+            ) from None
+        except (OSError, ChaosgpuError) as error:
+            raise Unreachable(f"{self.node}: the connection to the keeper broke ({error})") from None
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect(self, start: bool) -> socket.socket:
+        give_up = time.monotonic() + START_SECONDS
+        started_at = 0.0
+        while True:
+            sock = _dial()
+            if sock is not None:
+                hello = self._hello(sock)
+                if hello is not None:
+                    return sock
+            elif not start:
+                raise Unreachable(f"{self.node}: no keeper runs here")
+            elif time.monotonic() - started_at > 3.0:
+                supervisor.start_keeper(bundle.install())
+                started_at = time.monotonic()
+            if time.monotonic() > give_up:
+                raise Unreachable(f"{self.node}: the keeper did not start in {START_SECONDS:g} s{_complaint()}")
+            time.sleep(0.01)
+
+    def _hello(self, sock: socket.socket) -> Optional[Dict[str, Any]]:
+        """The keeper's greeting; None when this one is leaving and another must be waited for."""
+        try:
+            sock.sendall(wire.encode({"op": "hello"}))
+            hello = wire.wait_for_message(sock, HELLO_SECONDS)
+        except socket.timeout:
+            sock.close()
+            raise Unreachable(
+                f"{self.node}: the keeper (pid {standby.lock_holder()}) is silent for {HELLO_SECONDS:g} s:"
+                " `chaosgpu-node takeover` replaces it"
+            ) from None
+        except (OSError, ChaosgpuError):
+            sock.close()
+            return None
+        if hello.get("wire") == wire.WIRE:
+            return hello
+        sock.sendall(wire.encode({"op": "leave"}))
+        leaving = wire.wait_for_message(sock, HELLO_SECONDS).get("leaving")
+        sock.close()
+        if not leaving:
+            raise Unreachable(
+                f"{self.node}: a keeper of version {hello.get('version')} holds {hello.get('open')} open faults"
+                " and speaks another protocol: revert them first (chaosgpu-node revert --all)"
+            )
+        return None
+
+
+def _dial() -> Optional[socket.socket]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(places.socket_path())
+        return sock
+    except OSError as error:
+        sock.close()
+        if isinstance(error, PermissionError):
+            raise Unreachable(f"the keeper of {os.uname().nodename} is root's: run as root") from None
+        return None
+
+
+def _complaint() -> str:
+    """The last line the keeper wrote before it failed to start."""
+    try:
+        with open(os.path.join(places.state_dir(), "keeper.err"), encoding="utf-8", errors="replace") as file:
+            lines = file.read()[-2000:].strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+    except OSError:
+        return ""
+
+
+def takeover() -> Dict[str, Any]:
+    """Break glass: SIGKILL whatever holds the keeper lock, start a fresh keeper and let it read the ledger."""
+    holder = standby.lock_holder()
+    if holder:
+        os.kill(holder, 9)
+        give_up = time.monotonic() + 5
+        while standby.lock_holder() == holder and time.monotonic() < give_up:
+            time.sleep(0.005)
+    with Client() as client:
+        listed = client.call({"op": "list", "recent": True})
+    return {"killed": holder, **listed}
+
+
+def call(request: Dict[str, Any], start: bool = True, seconds: float = ANSWER_SECONDS) -> Dict[str, Any]:
+    """One request over a connection of its own."""
+    with Client(start) as client:
+        return client.call(request, seconds)
+
+
+def call_text(text: str) -> Dict[str, Any]:
+    """One request as JSON text, for ``chaosgpu-node request`` at the far end of a transport."""
+    try:
+        request = json.loads(text)
+    except ValueError:
+        raise ChaosgpuError("the request is not JSON") from None
+    if not isinstance(request, dict):
+        raise ChaosgpuError("the request is not a JSON object")
+    return call(request)

@@ -1,0 +1,87 @@
+"""The standby: a keeper in waiting, for machines whose PID 1 restarts nothing.
+
+Joined to the keeper's socket, everything imported. On EOF, or one silent second while a record is open, it kills what is
+left of the keeper and takes its place. A keeper that leaves on purpose says so first.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import time
+
+from chaosgpu.node import keeper, places, supervisor, wire
+from chaosgpu.node.log import logger
+
+SILENT_SECONDS = 1.0
+TAKE_SECONDS = 2.0
+
+
+def main(bundle: str) -> None:
+    """Wait for the keeper's end; return when it left on purpose, else become the keeper."""
+    os.chdir("/")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    supervisor.own_cgroup()
+    supervisor.protect_from_oom()
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.connect(places.socket_path())
+        sock.sendall(wire.encode({"op": "standby"}))
+    except OSError:
+        return
+    guarded = wire.peer(sock).pid
+    if not _keeper_ended(wire.Line(sock)):
+        return
+    logger().warning("keeper %d is gone or silent: taking its place", guarded)
+    if take_lock(guarded):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        keeper.main(bundle)
+
+
+def _keeper_ended(line: wire.Line) -> bool:
+    """Block until the keeper leaves (False), or dies or falls silent with a record open (True)."""
+    opened = True  # until the first word: a keeper that never answers is sick
+    while True:
+        readable, _, _ = select.select([line.sock], [], [], SILENT_SECONDS if opened else None)
+        if not readable:
+            return True
+        for message in line.receive():
+            if message.get("leave"):
+                return False
+            opened = bool(message.get("open"))
+        if line.eof:
+            return True
+
+
+def lock_holder() -> int:
+    """The pid that holds the keeper lock, as F_GETLK names it (fcntl(2)); 0 when it is free."""
+    try:
+        fd = os.open(places.lock_path(), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        # struct flock on 64-bit Linux: short type, short whence, off_t start, off_t len, pid_t pid
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        told = struct.unpack("hhqqi4x", fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    return 0 if told[0] == fcntl.F_UNLCK else int(told[4])
+
+
+def take_lock(kill: int) -> bool:
+    """Take the keeper lock, with SIGKILL for process ``kill`` should it still hold it. False when another was faster."""
+    give_up = time.monotonic() + TAKE_SECONDS
+    while not keeper.hold_lock():
+        holder = lock_holder()
+        if holder == kill:
+            try:
+                os.kill(kill, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        elif holder or time.monotonic() > give_up:
+            return False
+        time.sleep(0.005)
+    return True

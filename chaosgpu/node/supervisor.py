@@ -1,0 +1,123 @@
+"""Who restarts a keeper that dies: systemd where it is PID 1, else a standby process of our own.
+
+Under systemd the keeper is a transient unit (systemd-run(1)) with ``Restart=always`` and a watchdog (sd_notify(3)).
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import Dict, List
+
+from chaosgpu.changes.errors import ChaosgpuError
+from chaosgpu.node import places
+
+UNIT = "chaosgpu-keeper.service"
+WATCHDOG_USEC = 1_000_000
+LEFT_STATUS = 77  # a keeper that leaves on purpose: the unit must not bring it back
+
+
+def find() -> str:
+    """``systemd`` or ``standby``, by what runs as PID 1 (sd_booted(3): /run/systemd/system exists)."""
+    systemd = os.path.isdir("/run/systemd/system") and shutil.which("systemd-run", path=places.SAFE_PATH)
+    return "systemd" if systemd and os.geteuid() == 0 else "standby"
+
+
+def notify(state: str) -> None:
+    """Tell the service manager (sd_notify(3)); silent where there is none."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
+        except OSError:
+            pass
+
+
+def leave(kind: str) -> None:
+    sys.stdout.flush()
+    os._exit(LEFT_STATUS if kind == "systemd" else 0)
+
+
+def environment() -> Dict[str, str]:
+    """The keeper's whole environment: nothing of the caller's that could change what its commands do."""
+    kept = {"PATH": places.SAFE_PATH, "LC_ALL": "C.UTF-8", "HOME": "/", "CHAOSGPU_STATE": places.state_dir()}
+    for name in ("CHAOSGPU_PYTHON", "XDG_RUNTIME_DIR", "COVERAGE_PROCESS_START"):
+        if name in os.environ:
+            kept[name] = os.environ[name]
+    return kept
+
+
+def start_keeper(bundle: str) -> None:
+    """Start a keeper that outlives us. Which of two starters wins is decided by the keeper's lock."""
+    python = places.system_python()
+    if find() == "systemd":
+        _start_unit([python, bundle, "keeper"])
+    else:
+        _detach([python, bundle, "keeper"])
+
+
+def start_standby(bundle: str, state_dir: str) -> int:
+    return _detach([places.system_python(), bundle, "standby"])
+
+
+def _detach(argv: List[str]) -> int:
+    with open(os.path.join(places.private_dir(places.state_dir()), "keeper.err"), "ab") as complaints:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=complaints,
+            cwd="/",
+            env=environment(),
+            start_new_session=True,
+        )
+    child.returncode = 0  # it is not ours to wait for: no warning when this object goes
+    return child.pid
+
+
+def _start_unit(argv: List[str]) -> None:
+    properties = [
+        "Type=notify",
+        "NotifyAccess=main",
+        "Restart=always",
+        "RestartSec=0",
+        f"RestartPreventExitStatus={LEFT_STATUS}",
+        f"SuccessExitStatus={LEFT_STATUS}",
+        "StartLimitIntervalSec=0",
+        "OOMPolicy=continue",
+        "OOMScoreAdjust=-999",
+        "KillMode=mixed",
+        "TimeoutStopSec=60",
+        "UMask=0077",
+    ]
+    command = ["systemd-run", "--quiet", "--collect", "--no-block", f"--unit={UNIT}"]
+    command += [f"--property={value}" for value in properties]
+    command += [f"--setenv={name}={value}" for name, value in environment().items()]
+    done = subprocess.run([*command, "--", *argv], capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode != 0 and "already" not in done.stderr:
+        raise ChaosgpuError(f"systemd-run could not start {UNIT}: {done.stderr.strip() or done.returncode}")
+
+
+def own_cgroup() -> None:
+    """Leave the caller's cgroup, so that ending its session or container scope does not end the keeper. Best effort."""
+    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        if os.path.exists(f"{root}/cgroup.procs") and os.path.exists(f"{root}/cgroup.controllers"):
+            try:
+                os.makedirs(f"{root}/chaosgpu", exist_ok=True)
+                with open(f"{root}/chaosgpu/cgroup.procs", "w", encoding="ascii") as members:
+                    members.write(str(os.getpid()))
+            except OSError:
+                pass
+            return
+
+
+def protect_from_oom() -> None:
+    """Be the last that the OOM killer chooses; needs CAP_SYS_RESOURCE, so best effort."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write("-999")
+    except OSError:
+        pass

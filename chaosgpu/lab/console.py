@@ -1,0 +1,105 @@
+"""The lab at the terminal: one line a step, a table for the status; plain lines in a pipe."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from chaosgpu.lab.cluster import Step, down, up
+from chaosgpu.lab.errors import LabError
+from chaosgpu.lab.health import status
+
+COLOURS = {"made": "green", "kept": "cyan", "missing": "yellow", "removed": "green", "absent": "bright_black"}
+
+
+class Shown:
+    """Progress on a console: what is going on while it lasts, and a line when it is done."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._running: Status | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Show one step."""
+        self.close()
+        if step.outcome == "begins":
+            text = f"{step.name} {step.detail}".strip() + " ..."
+            if self._console.is_terminal:
+                self._running = self._console.status(text)
+                self._running.start()
+            elif step.name in ("packages", "lock"):  # the two that may take long
+                self._console.print(text, markup=False)
+            return
+        line = Text.assemble(
+            (f"{step.outcome:8}", COLOURS[step.outcome]),
+            f"{step.name:18}",
+            (f"{step.seconds:6.2f} s  ", "bright_black"),
+            step.detail,
+        )
+        self._console.print(line, soft_wrap=True)
+
+    def close(self) -> None:
+        """End the line that shows what is going on."""
+        if self._running:
+            self._running.stop()
+            self._running = None
+
+
+def show_status(console: Console, found: dict[str, Any]) -> None:
+    """Print a status as a table and the lines that an experiment's author copies."""
+    console.print(f"lab at {found['directory']}: [bold]{found['state']}[/]", highlight=False)
+    if not found["components"]:
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for component in found["components"]:
+        mark = Text("ok", "green") if component["healthy"] else Text("bad", "red")
+        table.add_row(
+            mark, component["name"], f"pid {component['pid']}" if "pid" in component else "", component["detail"]
+        )
+    console.print(table, soft_wrap=not console.is_terminal)
+    if "variables" in found:
+        console.print(f"\nin an experiment: chaos run --var-file {found['variables']} EXPERIMENT", soft_wrap=True)
+        queries = Table(box=None, pad_edge=False, show_header=False)
+        for meaning, query in found["queries"].items():
+            queries.add_row(meaning, Text(query))
+        console.print(queries, soft_wrap=not console.is_terminal)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``up``, ``down`` or ``status``; the exit code is 0 when the lab is as asked."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chaosgpu.lab", description="The rehearsal cluster on this machine."
+    )
+    parser.add_argument("command", choices=("up", "down", "status"))
+    parser.add_argument(
+        "--json", action="store_true", help="print the outcome as JSON, nothing else on standard output"
+    )
+    given = parser.parse_args(arguments)
+    # A pipe gets whole lines, whatever the width that rich would assume for it.
+    console = Console(stderr=given.json, width=None if sys.stdout.isatty() else 1000, highlight=False)
+    shown = Shown(console)
+    try:
+        if given.command == "up":
+            up(shown)
+        elif given.command == "down":
+            down(shown)
+        found = status()
+    except LabError as error:
+        shown.close()
+        for line in str(error).splitlines():
+            print(f"lab: {line}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        shown.close()
+        print("lab: interrupted; run up again to complete it, or down to remove it", file=sys.stderr)
+        return 130
+    if given.json:
+        print(json.dumps(found, indent=1))
+    elif given.command == "status":
+        show_status(console, found)
+    return 0 if found["state"] == ("down" if given.command == "down" else "up") else 1

@@ -1,4 +1,4 @@
-"""A child cgroup for each rank, in every hierarchy that a fault may use: v2 alone, or v1's blkio, cpu and freezer too."""
+"""A child cgroup for each rank, in each hierarchy a fault may use: v2 alone, or v1 blkio, cpu and freezer too."""
 
 import os
 import time

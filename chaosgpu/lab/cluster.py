@@ -181,7 +181,7 @@ def _network(cluster: Cluster, lock: int) -> tuple[str, str]:
     if cluster.record.no_network:
         return (
             "missing",
-            f"{cluster.record.no_network}; the ranks talk over loopback, so only their link stays unharmed",
+            f"{cluster.record.no_network}: the ranks talk over loopback, and only their link cannot be hurt",
         )
     return _made(cluster.network.ensure(lock)), " -- ".join(ADDRESSES)
 

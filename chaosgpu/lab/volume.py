@@ -1,4 +1,4 @@
-"""The checkpoint volume: an ext4 file system in a file, on a loop device, so that storage faults have their own disk."""
+"""The checkpoint volume: an ext4 file system in a file, on a loop device, so that storage faults have a disk."""
 
 import os
 import shutil

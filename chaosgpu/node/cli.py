@@ -63,7 +63,6 @@ def _parser() -> argparse.ArgumentParser:
     add_json(add("sweep", _sweep, "start a keeper if a ledger has open records, for cron and boot; else do nothing"))
     add("request", _request, "one JSON request on stdin, its answer on stdout (what transports call)")
     add("keeper", _keeper, "run as the keeper (started for you)")
-    add("standby", _standby, "run as the standby (started for you)")
     return parser
 
 
@@ -161,15 +160,8 @@ def _keeper(_: argparse.Namespace) -> int:
     if not keeper.hold_lock():
         return 0  # another was faster: there is a keeper
     os.chdir("/")
-    supervisor.own_cgroup()
     supervisor.protect_from_oom()
-    keeper.main(_running_bundle())
-    return 0
-
-
-def _standby(_: argparse.Namespace) -> int:
-    os.umask(0o077)
-    standby.main(_running_bundle())
+    standby.keep(_running_bundle())
     return 0
 
 

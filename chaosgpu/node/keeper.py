@@ -23,6 +23,7 @@ from chaosgpu.faults.base import CATALOGUE, build
 from chaosgpu.node import hand, keys, ledger, places, supervisor, wire
 from chaosgpu.node.log import logger
 
+STANDBY_PAUSE_SECONDS = 0.1  # between two starts of a standby that dies
 BEAT_SECONDS = 0.3  # to the standby or systemd, while a record is open; nothing beats at rest
 IDLE_SECONDS = 60.0
 SURVEY_SECONDS = 30.0
@@ -37,6 +38,10 @@ Reply = Callable[[Dict[str, Any]], None]
 
 def error(kind: str, message: str) -> Dict[str, Any]:
     return {"error": {"kind": kind, "message": message}}
+
+
+class BecomeStandby(BaseException):
+    """Raised in a forked child: unwinds the keeper's frames, and with them its copies of every descriptor."""
 
 
 class Injection:
@@ -157,6 +162,11 @@ class Keeper:
         if self.standby is not None:
             self.standby.reply({"leave": True})
         os.unlink(places.socket_path())
+        give_up = time.monotonic() + 0.5
+        while self.standby_pid and time.monotonic() < give_up:
+            self._reap()
+            time.sleep(0.01)
+        supervisor.leave_cgroups()
         logger().info("nothing is left to keep: leaving")
         supervisor.leave(self.supervisor)
 
@@ -172,8 +182,8 @@ class Keeper:
                     instants += [injection.deadline_boottime, injection.deadline_wall - time.time() + now]
         if opened:
             instants[0] = self.next_beat
-        if self.standby is None and self.supervisor == "standby":
-            instants.append(self.standby_started + 0.1)
+        if self._wants_standby():
+            instants.append(self.standby_started + STANDBY_PAUSE_SECONDS)
         return max(0.0, min(instants) - now)
 
     def _tick(self) -> None:
@@ -194,8 +204,9 @@ class Keeper:
             if now >= injection.retry_at:
                 injection.retry_at = math.inf
                 self._start_undo_hand(injection)
-        if self.supervisor == "standby" and self.standby is None and now - self.standby_started >= 0.1:
-            self._start_standby(now)
+        if self._wants_standby() and now - self.standby_started >= STANDBY_PAUSE_SECONDS:
+            self.standby_started = now
+            self._fork_standby()
         opened = bool(self.injections)
         if opened and now >= self.next_beat:
             self.next_beat = now + BEAT_SECONDS
@@ -219,9 +230,20 @@ class Keeper:
             self.idle_since = places.boottime()
             self._beat(False)
 
-    def _start_standby(self, now: float) -> None:
-        self.standby_started = now
-        self.standby_pid = supervisor.start_standby(self.bundle, self.state_dir)
+    def _fork_standby(self) -> None:
+        """Forked, not executed: with everything imported it stands ready in milliseconds, before the next kill."""
+        try:
+            pid = os.fork()
+        except OSError as problem:
+            logger().error("no standby can be started (%s)", problem.strerror)
+            return
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            raise BecomeStandby
+        self.standby_pid = pid
+
+    def _wants_standby(self) -> bool:
+        return self.supervisor == "standby" and self.standby_pid == 0 and not self.leaving
 
     # --- connections
 
@@ -254,7 +276,7 @@ class Keeper:
             return
         connection.close()
         if connection is self.standby:
-            self.standby = None
+            self.standby, self.standby_pid = None, 0
             logger().warning("the standby is gone: starting another")
         for injection in list(self.injections.values()):
             if injection.owner_conn is connection:
@@ -573,6 +595,8 @@ class Keeper:
                 return
             if pid == 0:
                 return
+            if pid == self.standby_pid:
+                self.standby_pid = 0
             for injection in self.injections.values():
                 if injection.pid == pid:
                     injection.pid = 0  # its socket tells the rest

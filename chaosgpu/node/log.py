@@ -21,3 +21,12 @@ def logger() -> logging.Logger:
         disableStderrLogger=True,
     )
     return made
+
+
+def forget_logger() -> None:
+    """Close the log in a forked child, which opens its own on its first word."""
+    if logger.cache_info().currsize:
+        for handler in list(logger().handlers):
+            logger().removeHandler(handler)
+            handler.close()
+        logger.cache_clear()

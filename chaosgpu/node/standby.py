@@ -5,6 +5,7 @@ left of the keeper and takes its place. A keeper that leaves on purpose says so 
 """
 
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -13,32 +14,69 @@ import struct
 import time
 
 from chaosgpu.node import keeper, places, supervisor, wire
-from chaosgpu.node.log import logger
+from chaosgpu.node.log import forget_logger, logger
 
 SILENT_SECONDS = 1.0
 TAKE_SECONDS = 2.0
 
 
-def main(bundle: str) -> None:
-    """Wait for the keeper's end; return when it left on purpose, else become the keeper."""
-    os.chdir("/")
+def keep(bundle: str) -> None:
+    """The life of keeper and standby, which become each other. The caller holds the keeper lock."""
+    while True:
+        supervisor.own_cgroup("keeper")
+        if not _serve(bundle):
+            return
+        _forget_the_keeper()  # here, where no frame of the keeper's is left to hold a descriptor
+        if not wait():
+            return
+
+
+def _serve(bundle: str) -> bool:
+    """Be the keeper; True in a child that shall be its standby, False when there is nothing left to keep."""
+    try:
+        keeper.main(bundle)
+    except keeper.BecomeStandby:
+        return True
+    return False
+
+
+def _forget_the_keeper() -> None:
+    """In the forked child: drop every descriptor of the keeper's, and start a session of our own.
+
+    First everything that still refers to the keeper's objects, then the objects, then what is left by number: an object
+    that outlived the sweep would later close a descriptor that is someone else's by then.
+    """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    supervisor.own_cgroup()
-    supervisor.protect_from_oom()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    forget_logger()
+    gc.unfreeze()
+    gc.collect()
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the listing's own descriptor
+    os.setsid()
+
+
+def wait() -> bool:
+    """Wait for the keeper's end; False when it left on purpose or another took its place, True with its lock in hand."""
+    supervisor.own_cgroup("standby")
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.connect(places.socket_path())
         sock.sendall(wire.encode({"op": "standby"}))
     except OSError:
-        return
+        return False
     guarded = wire.peer(sock).pid
-    if not _keeper_ended(wire.Line(sock)):
-        return
-    logger().warning("keeper %d is gone or silent: taking its place", guarded)
-    if take_lock(guarded):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        keeper.main(bundle)
+    ended = _keeper_ended(wire.Line(sock))
+    sock.close()
+    if not ended or not take_lock(guarded):
+        return False
+    logger().warning("keeper %d is gone or was silent: taking its place", guarded)
+    return True
 
 
 def _keeper_ended(line: wire.Line) -> bool:

@@ -59,11 +59,7 @@ def start_keeper(bundle: str) -> None:
         _detach([python, bundle, "keeper"])
 
 
-def start_standby(bundle: str, state_dir: str) -> int:
-    return _detach([places.system_python(), bundle, "standby"])
-
-
-def _detach(argv: List[str]) -> int:
+def _detach(argv: List[str]) -> None:
     with open(os.path.join(places.private_dir(places.state_dir()), "keeper.err"), "ab") as complaints:
         child = subprocess.Popen(
             argv,
@@ -75,7 +71,6 @@ def _detach(argv: List[str]) -> int:
             start_new_session=True,
         )
     child.returncode = 0  # it is not ours to wait for: no warning when this object goes
-    return child.pid
 
 
 def _start_unit(argv: List[str]) -> None:
@@ -101,17 +96,42 @@ def _start_unit(argv: List[str]) -> None:
         raise ChaosgpuError(f"systemd-run could not start {UNIT}: {done.stderr.strip() or done.returncode}")
 
 
-def own_cgroup() -> None:
-    """Leave the caller's cgroup, so that ending its session or container scope does not end the keeper. Best effort."""
+def _cgroup_home() -> str:
+    """Our directory in the cgroup v2 hierarchy, "" where there is none."""
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        if os.path.exists(f"{root}/cgroup.procs") and os.path.exists(f"{root}/cgroup.controllers"):
-            try:
-                os.makedirs(f"{root}/chaosgpu", exist_ok=True)
-                with open(f"{root}/chaosgpu/cgroup.procs", "w", encoding="ascii") as members:
-                    members.write(str(os.getpid()))
-            except OSError:
-                pass
-            return
+        if os.path.exists(f"{root}/cgroup.controllers"):
+            return f"{root}/chaosgpu"
+    return ""
+
+
+def own_cgroup(role: str) -> None:
+    """Move to a cgroup of our own, so that ending the caller's session or container scope ends neither of us.
+
+    Keeper and standby (``role``) have one each. Best effort: without cgroup v2 or rights we stay where we are.
+    """
+    home = _cgroup_home()
+    if home:
+        try:
+            os.makedirs(f"{home}/{role}", exist_ok=True)
+            with open(f"{home}/{role}/cgroup.procs", "w", encoding="ascii") as members:
+                members.write(str(os.getpid()))
+        except OSError:
+            pass
+
+
+def leave_cgroups() -> None:
+    """Take our cgroups away, when nobody else is in them. Best effort."""
+    home = _cgroup_home()
+    if home and os.path.isdir(home):
+        try:
+            with open(f"{os.path.dirname(home)}/cgroup.procs", "w", encoding="ascii") as members:
+                members.write(str(os.getpid()))
+            for role in os.scandir(home):
+                if role.is_dir():
+                    os.rmdir(role.path)
+            os.rmdir(home)
+        except OSError:
+            pass
 
 
 def protect_from_oom() -> None:

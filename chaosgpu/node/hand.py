@@ -161,7 +161,7 @@ class _Hand:
         self.observed = {int(index): value for index, value in self.task["observed"].items()}
         untouched_from = self.task["untouched_from"]
         self.touched = len(self.changes) if untouched_from is None else untouched_from
-        fault = build(record["fault"], record["arguments"]) if record["fault"] in CATALOGUE else None
+        fault = _revive(record)
         self._undo(fault, record["facts"], free)
 
     def _undo(self, fault: Optional[Fault], facts: Dict[str, Any], barrier_free: bool = True) -> None:
@@ -213,6 +213,14 @@ class _Hand:
             except (ChaosgpuError, OSError) as error:
                 held.append(f"{change.describe().apply} (cannot be read: {error})")
         self.tell({"verified": held})
+
+
+def _revive(record: Dict[str, Any]) -> Optional[Fault]:
+    """The fault of a record, for its proof of restoration; None when this version cannot build it. No undo needs it."""
+    try:
+        return CATALOGUE[record["fault"]](**record["arguments"])
+    except (KeyError, TypeError):
+        return None
 
 
 def _failure(error: ChaosgpuError, untouched_from: int) -> Dict[str, Any]:

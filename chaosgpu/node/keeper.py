@@ -724,10 +724,11 @@ class Keeper:
         injection.retry_at = places.boottime() + injection.retry_seconds
         injection.retry_seconds = min(injection.retry_seconds * 2, LONGEST_RETRY_SECONDS)
         logger().error("%s STUCK: %s", injection.id, "; ".join(why))
-        told = {**self._summary(injection), "stuck": why}
-        for reply in [*injection.on_closed, *injection.on_active]:
-            reply(told if injection.failure is None else {"error": {**injection.failure, "stuck": why}})
-        injection.on_closed, injection.on_active = [], []
+        for reply in injection.on_closed:
+            reply(self._summary(injection))
+        failure = injection.failure or {"kind": "failed", "message": f"{self.node}: {why[0]}"}
+        self._reply_active(injection, {"error": {**failure, "stuck": why, "injection": injection.id}})
+        injection.on_closed = []
 
     def _close(self, injection: Injection, verdicts: Dict[str, Any], restored: Dict[str, Any]) -> None:
         assert injection.record is not None
@@ -885,7 +886,7 @@ class Keeper:
 
     def _mark_damaged(self, injection: Injection) -> None:
         for reply in injection.on_closed:
-            reply({**self._summary(injection), "stuck": injection.stuck})
+            reply(self._summary(injection))
         injection.on_closed = []
 
     def _list(self, message: Dict[str, Any]) -> List[Dict[str, Any]]:

@@ -14,6 +14,10 @@ HELLO_SECONDS = 3.0
 ANSWER_SECONDS = 180.0
 
 
+class Broken(Unreachable):
+    """The keeper died before it answered: asking again, with the same request id, tells what became of it."""
+
+
 class Client:
     """One connection to this node's keeper. While it is open it is a lease: a fault owned by it ends with it."""
 
@@ -32,7 +36,7 @@ class Client:
                 f"{self.node}: the keeper gave no answer in {seconds:g} s: `chaosgpu-node takeover`"
             ) from None
         except (OSError, ChaosgpuError) as error:
-            raise Unreachable(f"{self.node}: the connection to the keeper broke ({error})") from None
+            raise Broken(f"{self.node}: the connection to the keeper broke ({error})") from None
 
     def close(self) -> None:
         self.sock.close()

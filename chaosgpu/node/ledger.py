@@ -1,8 +1,8 @@
 """The ledger: one file an injection, durable ahead of every change, readable after any crash.
 
 A record is a run of lines, each a CRC-32 and a JSON object, written into a file that was filled with zeros first, so
-that no later line can fail for want of space. Lines: ``planned`` (everything the undo needs), ``applied`` (what was read
-back after one change), ``active``, ``undoing``, ``closed``. Only the keeper writes here.
+that no later line can fail for want of space. Lines: ``planned`` (everything the undo needs), ``applied`` (what was
+read back after one change), ``active``, ``undoing``, ``closed``. Only the keeper writes here.
 """
 
 import json
@@ -35,7 +35,7 @@ def _parse(line: bytes) -> Optional[Dict[str, Any]]:
 
 
 class Record:
-    """One injection's file. ``lines`` are the valid ones, in order; ``damaged`` says that the first is not among them."""
+    """One injection's file. ``lines`` are the valid ones, in order; ``damaged``: the first is not among them."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -53,7 +53,7 @@ def holders(path: str) -> List[int]:
 
 
 def barrier(path: str, fd: int) -> bool:
-    """SIGKILL every limb and take the lock. False when one does not die in time (D state): undo anyway, call it stuck."""
+    """SIGKILL every limb and take the lock. False when one does not die in time (D state): undo anyway, as stuck."""
     give_up = time.monotonic() + BARRIER_SECONDS
     pause = 0.001
     while not try_lock(fd):

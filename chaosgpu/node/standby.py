@@ -1,7 +1,7 @@
 """The standby: a keeper in waiting, for machines whose PID 1 restarts nothing.
 
-Joined to the keeper's socket, everything imported. On EOF, or one silent second while a record is open, it kills what is
-left of the keeper and takes its place. A keeper that leaves on purpose says so first.
+Joined to the keeper's socket, everything imported. On EOF, or one silent second while a record is open, it kills what
+is left of the keeper and takes its place. A keeper that leaves on purpose says so first.
 """
 
 import fcntl
@@ -62,7 +62,7 @@ def _forget_the_keeper() -> None:
 
 
 def wait() -> bool:
-    """Wait for the keeper's end; False when it left on purpose or another took its place, True with its lock in hand."""
+    """Wait for the keeper's end: True with its lock in hand, False when it left or another took its place."""
     supervisor.own_cgroup("standby")
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -110,7 +110,7 @@ def lock_holder() -> int:
 
 
 def take_lock(kill: int) -> bool:
-    """Take the keeper lock, with SIGKILL for process ``kill`` should it still hold it. False when another was faster."""
+    """Take the keeper lock, with SIGKILL for process ``kill`` should it still hold it; False: another was faster."""
     give_up = time.monotonic() + TAKE_SECONDS
     while not keeper.hold_lock():
         holder = lock_holder()

@@ -28,8 +28,8 @@ def inject(
 ) -> dict[str, Any]:
     """Start one fault on the chosen nodes and return what was changed, the proof and the way back.
 
-    ``duration`` is in seconds or text such as ``90s``; at most 1 h unless ``allow`` holds ``long_duration``. The output is
-    ``{"run", "fault", "nodes": {name: {...}}}``. Raises ActivityFailed with one line; nothing then stays in place.
+    ``duration`` is in seconds or text such as ``90s``; at most 1 h unless ``allow`` holds ``long_duration``. The output
+    is ``{"run", "fault", "nodes": {name: {...}}}``. Raises ActivityFailed with one line; nothing then stays in place.
     """
     try:
         allowed = _allow(allow, fault)

@@ -237,6 +237,13 @@ class Injections:
             self._check_keys(injection, plan)
             if "disk" in plan["bounds"]:
                 self._check_supervised("hardware", [*request["allow"], "hardware"], "the change survives a reboot")
+                if places.in_memory(self.state_dir):
+                    raise Refused(
+                        [
+                            f"the change survives a reboot and the ledger in {self.state_dir} does not:"
+                            " set CHAOSGPU_STATE to a directory on a disk and start the keeper anew"
+                        ]
+                    )
             now, wall = places.boottime(), time.time()
             seconds = float(request["duration_seconds"])
             injection.deadline_boottime, injection.deadline_wall = now + seconds, wall + seconds
@@ -516,7 +523,8 @@ class Injections:
         self._release_owner(injection)
         self.open.pop(injection.id, None)
         self.records.append(injection.record)
-        ledger.prune(self.records)
+        for dropped in ledger.prune(self.records):
+            self.answers.pop(dropped.planned.get("request", ""), None)
         _unlink(self._lock_path(injection.id))
         self.settled()
 

@@ -177,7 +177,7 @@ class Keeper:
         self._set_standby(None, pid)
 
     def _wants_standby(self) -> bool:
-        return self.supervisor == "standby" and self.standby_pid == 0 and not self.injections.leaving
+        return self.supervisor != "systemd" and self.standby_pid == 0 and not self.injections.leaving
 
     def _set_standby(self, connection: Optional["Connection"], pid: int) -> None:
         self.standby, self.standby_pid = connection, pid

@@ -154,13 +154,13 @@ def read_all(directory: str) -> Iterator[Record]:
     return iter(sorted(found, key=lambda record: (record.lines[0].get("at", 0), record.id)))
 
 
-def prune(records: List[Record]) -> None:
-    """Keep the newest ``KEEP_CLOSED`` closed records."""
-    closed = [record for record in records if record.state == "closed"]
-    for record in closed[: max(0, len(closed) - KEEP_CLOSED)]:
-        os.unlink(record.path)
-        records.remove(record)
+def prune(closed: List[Record]) -> List[Record]:
+    """Drop all but the newest ``KEEP_CLOSED`` closed records, from the list (oldest first) and the disk; the dropped."""
+    dropped = closed[: max(0, len(closed) - KEEP_CLOSED)]
+    del closed[: len(dropped)]
+    for record in dropped:
         try:
-            os.unlink(record.path[: -len(SUFFIX)] + ".lock")
-        except FileNotFoundError:
-            pass
+            os.unlink(record.path)
+        except OSError:
+            pass  # it is read again, and dropped again, by the next keeper
+    return dropped

@@ -92,3 +92,16 @@ def ancestors(pid: int) -> List[int]:
         except OSError:
             break
     return line
+
+
+def in_memory(path: str) -> bool:
+    """Whether a path lies on a filesystem that a reboot empties (proc(5), mountinfo)."""
+    path = os.path.realpath(path)
+    best, kind = "", ""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            fields, _, after = line.partition(" - ")
+            point = fields.split()[4].replace("\\040", " ")
+            if len(point) >= len(best) and (path + "/").startswith(point.rstrip("/") + "/"):
+                best, kind = point, after.split()[0]
+    return kind in ("tmpfs", "ramfs", "rootfs")

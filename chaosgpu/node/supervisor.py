@@ -19,9 +19,32 @@ LEFT_STATUS = 77  # a keeper that leaves on purpose: the unit must not bring it 
 
 
 def find() -> str:
-    """``systemd`` or ``standby``, by what runs as PID 1 (sd_booted(3): /run/systemd/system exists)."""
-    systemd = os.path.isdir("/run/systemd/system") and shutil.which("systemd-run", path=places.SAFE_PATH)
-    return "systemd" if systemd and os.geteuid() == 0 else "standby"
+    """Who would bring a keeper back: ``systemd``, ``kubelet``, ``cron`` (a sweep), or only the ``standby``.
+
+    systemd by sd_booted(3): /run/systemd/system exists. All but systemd have a standby too.
+    """
+    if os.geteuid() == 0 and os.path.isdir("/run/systemd/system"):
+        if shutil.which("systemd-run", path=places.SAFE_PATH):
+            return "systemd"
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubelet"
+    return "cron" if _sweeps() else "standby"
+
+
+def _sweeps() -> bool:
+    """Whether a system crontab (crontab(5), /etc/crontab and /etc/cron.d) runs our sweep."""
+    try:
+        tables = ["/etc/crontab", *(entry.path for entry in os.scandir("/etc/cron.d"))]
+    except OSError:
+        tables = ["/etc/crontab"]
+    for table in tables:
+        try:
+            with open(table, encoding="utf-8", errors="replace") as file:
+                if any("chaosgpu" in line and "sweep" in line for line in file if not line.startswith("#")):
+                    return True
+        except OSError:
+            continue
+    return False
 
 
 def notify(state: str) -> None:
@@ -44,7 +67,7 @@ def leave(kind: str) -> None:
 def environment() -> Dict[str, str]:
     """The keeper's whole environment: nothing of the caller's that could change what its commands do."""
     kept = {"PATH": places.SAFE_PATH, "LC_ALL": "C.UTF-8", "HOME": "/", "CHAOSGPU_STATE": places.state_dir()}
-    for name in ("CHAOSGPU_PYTHON", "XDG_RUNTIME_DIR", "COVERAGE_PROCESS_START"):
+    for name in ("CHAOSGPU_PYTHON", "XDG_RUNTIME_DIR", "KUBERNETES_SERVICE_HOST", "COVERAGE_PROCESS_START"):
         if name in os.environ:
             kept[name] = os.environ[name]
     return kept

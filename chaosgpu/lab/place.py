@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -62,13 +62,15 @@ class Place:
         command starts from what is really there. ``waiting`` is called once when another holds the lock.
         """
         while True:
+            descriptor: int | None = None
             try:
                 self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-                descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except FileNotFoundError:
-                continue
+                with suppress(FileNotFoundError):
+                    descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise LabError(f"cannot write in {self.directory}: {error.strerror}; run as root") from error
+            if descriptor is None:
+                continue  # a `down` deleted the directory in between
             try:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -74,7 +74,10 @@ class Grip:
         return child.returncode, out.strip(), err.strip()
 
     def tend(self) -> None:
-        """Let every kept resource that needs it look after its children (reap, pass on). Called a few times a second."""
+        """Let every kept resource look after its children (reap, pass signals on). Called on each SIGCHLD.
+
+        Raises ChangeFailed when one has lost its effect, such as a helper that died.
+        """
         for resource in list(self._kept.values()):
             tend = getattr(resource, "tend", None)
             if tend is not None:

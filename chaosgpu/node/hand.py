@@ -18,7 +18,6 @@ from chaosgpu.faults.base import CATALOGUE, Fault, House, Survey, arguments_of, 
 from chaosgpu.node import limbs, places, wire
 
 LEEWAY_SECONDS = 0.5  # how long past the deadline a hand waits for its keeper before it undoes alone
-TEND_SECONDS = 0.25
 
 
 def run(task: Dict[str, Any], sock: socket.socket) -> NoReturn:
@@ -140,14 +139,24 @@ class _Hand:
         """Hold what ends with this process until the keeper's word, EOF, or the deadline."""
         if not failed and all(change.bound != base.FD for change in self.changes):
             return
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a child or a traced thread wants us: the pipe wakes the select
+        told = failed
         while True:
-            due = places.boottime() >= self.task["deadline_boottime"] + LEEWAY_SECONDS
-            readable, _, _ = select.select([self.sock], [], [], 0 if due else TEND_SECONDS)
-            if readable:
+            try:
+                self.grip.tend()
+            except ChaosgpuError as error:
+                if not told:
+                    self.tell(_failure(error, self.touched))
+                told = True
+            left = self.task["deadline_boottime"] + LEEWAY_SECONDS - places.boottime()
+            readable, _, _ = select.select([self.sock, wake_read], [], [], max(0.0, left))
+            if self.sock in readable:
                 break
-            if due:
+            if not readable:
                 raise _KeeperGone
-            self.grip.tend()
+            os.read(wake_read, 4096)
         if self.hear(None).get("do") == "undo":
             self._undo(fault, facts)
 

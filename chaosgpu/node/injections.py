@@ -395,14 +395,15 @@ class Injections:
             self._drop_hand(injection)
             self._give_up(injection, {"error": failure})
             return
-        injection.failure = failure
         injection.untouched_from = message["untouched_from"]
-        injection.hand_waits = failure["kind"] != "internal" and injection.state == "applying"
-        if injection.state == "applying":
-            self.undo(injection, failure["message"])
-        else:
+        if injection.state == "undoing":
             self._drop_hand(injection)
             self.mark_stuck(injection, [failure["message"]])
+            return
+        if injection.state == "applying":
+            injection.failure = failure
+        injection.hand_waits = failure["kind"] != "internal"
+        self.undo(injection, failure["message"])
 
     def _hand_gone(self, injection: Injection) -> None:
         self._drop_hand(injection)

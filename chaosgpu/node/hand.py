@@ -142,6 +142,7 @@ class _Hand:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a child or a traced thread wants us: the pipe wakes the select
+        watched: List[Any] = [self.sock, wake_read]
         told = failed
         while True:
             try:
@@ -151,7 +152,7 @@ class _Hand:
                     self.tell(_failure(error, self.touched))
                 told = True
             left = self.task["deadline_boottime"] + LEEWAY_SECONDS - places.boottime()
-            readable, _, _ = select.select([self.sock, wake_read], [], [], max(0.0, left))
+            readable, _, _ = select.select(watched, [], [], max(0.0, left))
             if self.sock in readable:
                 break
             if not readable:

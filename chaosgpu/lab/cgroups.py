@@ -34,6 +34,8 @@ def hierarchies() -> list[Hierarchy]:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         mount = Path(before.split(" ")[4])
+        if not (mount / "cgroup.procs").exists():
+            continue  # another kind of file system, or a tree that a later mount hides
         if kind == "cgroup":
             wanted = V1_CONTROLLERS & set(options.split(","))
             if not wanted:

@@ -1,4 +1,4 @@
-"""The lab at the terminal: one line a step, a table for the status; plain lines in a pipe."""
+"""The lab at the terminal: one line a step, and one for each part's health; plain lines in a pipe."""
 
 import argparse
 import json
@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from chaosgpu.lab.cluster import Step, down, up
@@ -51,23 +50,19 @@ class Shown:
 
 
 def show_status(console: Console, found: dict[str, Any]) -> None:
-    """Print a status as a table and the lines that an experiment's author copies."""
+    """Print a status, a line for each part, and the lines that an experiment's author copies."""
     console.print(f"lab at {found['directory']}: [bold]{found['state']}[/]", highlight=False)
     if not found["components"]:
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
+    # Lines and not a rich table: that would fold or cut what people copy.
     for component in found["components"]:
-        mark = Text("ok", "green") if component["healthy"] else Text("bad", "red")
-        table.add_row(
-            mark, component["name"], f"pid {component['pid']}" if "pid" in component else "", component["detail"]
-        )
-    console.print(table, soft_wrap=not console.is_terminal)
+        mark = ("ok   ", "green") if component["healthy"] else ("bad  ", "red")
+        pid = f"pid {component['pid']}" if "pid" in component else ""
+        console.print(Text.assemble(mark, f"{component['name']:18} {pid:12} {component['detail']}"), soft_wrap=True)
     if "variables" in found:
         console.print(f"\nin an experiment: chaos run --var-file {found['variables']} EXPERIMENT", soft_wrap=True)
-        queries = Table(box=None, pad_edge=False, show_header=False)
         for meaning, query in found["queries"].items():
-            queries.add_row(meaning, Text(query))
-        console.print(queries, soft_wrap=not console.is_terminal)
+            console.print(Text(f"{meaning:36} {query}"), soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,5 +1,6 @@
-"""The lab on this kernel: made once, harmed and healed, killed at every step of its making, and gone without a trace."""
+"""The lab on this kernel: made once, harmed and healed, killed at every step of its making, gone without a trace."""
 
+import hashlib
 import json
 import os
 import re
@@ -318,7 +319,7 @@ def test_a_port_in_use_is_passed_over() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "chaosgpu.lab.cluster.FIRST_PORTS",
-                {name: taken for name in ("prometheus", "node_exporter", "rank0", "rank1", "training")},
+                dict.fromkeys(("prometheus", "node_exporter", "rank0", "rank1", "training"), taken),
             )
             lab.up(silent)
         assert lab.status()["state"] == "up"
@@ -327,22 +328,68 @@ def test_a_port_in_use_is_passed_over() -> None:
     assert traces() == []
 
 
-def test_package_is_unpacked_once_whole_and_by_several_at_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("CHAOSGPU_CACHE", str(tmp_path))
-    ask = [sys.executable, "-c", "from chaosgpu.lab.debian import unpack; print(unpack('prometheus-node-exporter'))"]
-    asked = [subprocess.Popen(ask, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+@pytest.fixture
+def archive(tmp_path, monkeypatch) -> Path:
+    """apt's view of an archive on this disk, with one package and no lists fetched yet; and an empty cache."""
+    tree = tmp_path / "toy"
+    (tree / "DEBIAN").mkdir(parents=True)
+    control = "Package: toy\nVersion: 1.0\nArchitecture: all\nMaintainer: Nobody <nobody@localhost>\nDescription: toy\n"
+    (tree / "DEBIAN/control").write_text(control)
+    (tree / "usr/bin").mkdir(parents=True)
+    (tree / "usr/bin/toy").write_text("#!/bin/sh\necho toy\n")
+    (tree / "usr/bin/toy").chmod(0o755)
+    deb = tmp_path / "archive" / "toy_1.0_all.deb"
+    deb.parent.mkdir()
+    subprocess.run(["dpkg-deb", "-b", tree, deb], check=True, capture_output=True)
+    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+    (deb.parent / "Packages").write_text(
+        control + f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
+    )
+    (tmp_path / "sources.list").write_text(f"deb [trusted=yes] file:{deb.parent} ./\n")
+    (tmp_path / "apt.conf").write_text(
+        f'Dir::Etc::sourcelist "{tmp_path}/sources.list"; Dir::Etc::sourceparts "/dev/null";'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    monkeypatch.setenv("CHAOSGPU_CACHE", str(tmp_path / "cache"))
+    return deb.parent
+
+
+def test_package_is_unpacked_once_whole_and_by_several_at_once(archive) -> None:
+    ask = [sys.executable, "-c", "from chaosgpu.lab.debian import unpack; print(unpack('toy'))"]
+    asked = [subprocess.Popen(ask, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     said = {process.communicate()[0] for process in asked}
     assert len(said) == 1
-    program = Path(said.pop().strip()) / "usr/bin/prometheus-node-exporter"
-    assert subprocess.run([program, "--version"], check=False, capture_output=True).returncode == 0
-    assert sorted(left.name for left in program.parents[3].iterdir()) == [".lock", "prometheus-node-exporter"]
+    unpacked = Path(said.pop().strip())
+    assert subprocess.run([unpacked / "usr/bin/toy"], check=True, capture_output=True).stdout == b"toy\n"
+    assert sorted(left.name for left in unpacked.parent.iterdir()) == [".lock", "toy"]
+    shutil.rmtree(archive)
+    assert unpack("toy") == unpacked
 
 
-def test_package_that_is_not_there_or_no_apt_is_one_line(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("CHAOSGPU_CACHE", str(tmp_path))
-    with pytest.raises(lab.LabError, match="no-such-package: .*apt-get download no-such-package") as error:
+def test_unpacking_killed_at_any_step_leaves_nothing_half_done(archive) -> None:
+    cache = Path(os.environ["CHAOSGPU_CACHE"])
+    for number in range(1, 100):
+        done = subprocess.run(
+            ["strace", "-qq", "-o", os.devnull, "-e", "trace=/^(vfork|mkdir|rename|rmdir)$"]
+            + ["-e", f"inject=/^(vfork|mkdir|rename|rmdir)$:signal=KILL:when={number}"]
+            + [sys.executable, "-c", "from chaosgpu.lab.debian import unpack; unpack('toy')"],
+            check=False,
+        )
+        shelves = [shelf for shelf in (cache / "debian").glob("*-*") if (shelf / "toy").exists()]
+        assert all((shelf / "toy/usr/bin/toy").stat().st_size > 0 for shelf in shelves)
+        if done.returncode == 0:
+            break
+        for shelf in shelves:
+            shutil.rmtree(shelf / "toy")
+    assert number > 5
+    assert subprocess.run([unpack("toy") / "usr/bin/toy"], check=True, capture_output=True).stdout == b"toy\n"
+    assert sorted(left.name for left in unpack("toy").parent.iterdir()) == [".lock", "toy"]
+
+
+def test_package_that_is_not_there_or_no_apt_is_one_line(archive, monkeypatch) -> None:
+    with pytest.raises(lab.LabError, match=r"no-such-package: .*apt-get download no-such-package") as error:
         unpack("no-such-package")
     assert "\n" not in str(error.value)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(archive))
     with pytest.raises(lab.LabError, match="apt-get is not on this machine"):
-        unpack("prometheus")
+        unpack("toy")

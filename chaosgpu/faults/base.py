@@ -5,7 +5,7 @@ chaosgpu.fleet. A new fault is a class here-shaped in its family module, its act
 """
 
 import dataclasses
-from typing import Any, ClassVar, Dict, FrozenSet, List, Tuple, Type, TypeVar
+from typing import Any, ClassVar, Collection, Dict, FrozenSet, List, Tuple, Type, TypeVar
 
 from chaosgpu.changes.base import Change
 from chaosgpu.changes.errors import BadArgument
@@ -94,6 +94,21 @@ class Fault:
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
         """Measure that the node is as before. Raises ChangeFailed when it is not. The changes' own read-back comes first."""
         return {}
+
+
+CAP_SECONDS = 3600.0
+RAISED_CAP_SECONDS = 7 * 86400.0
+RAISE_CAP = "long_duration"  # the word in ``allow`` that raises the cap
+
+
+def duration_seconds(duration: Any, allow: Collection[str]) -> float:
+    """A fault's duration in seconds: mandatory, finite, at most 1 h, or 7 days when ``allow`` holds the word."""
+    if RAISE_CAP in allow:
+        return params.seconds(1, RAISED_CAP_SECONDS)("duration", duration)
+    try:
+        return params.seconds(1, CAP_SECONDS)("duration", duration)
+    except BadArgument as error:
+        raise BadArgument(f"{error}; allow: ['{RAISE_CAP}'] raises the cap to 7 days") from None
 
 
 F = TypeVar("F", bound=Type[Fault])

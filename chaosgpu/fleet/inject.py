@@ -7,12 +7,10 @@ from chaoslib.exceptions import ActivityFailed
 
 from chaosgpu.changes.errors import BadArgument, ChaosgpuError
 from chaosgpu.faults import params
-from chaosgpu.faults.base import CATALOGUE, arguments_of, build
+from chaosgpu.faults.base import CATALOGUE, RAISE_CAP, arguments_of, build, duration_seconds
 from chaosgpu.fleet import local, runs
 
-CAP_SECONDS = 3600.0
-RAISED_CAP_SECONDS = 7 * 86400.0
-OPT_OUTS = ("long_duration", "concurrent", "unsupervised", "hardware")  # understood for every fault
+OPT_OUTS = (RAISE_CAP, "concurrent", "unsupervised", "hardware")  # understood for every fault
 
 
 def inject(
@@ -33,12 +31,7 @@ def inject(
     """
     try:
         allowed = _allow(allow, fault)
-        longest = RAISED_CAP_SECONDS if "long_duration" in allowed else CAP_SECONDS
-        try:
-            seconds = params.seconds(1, longest)("duration", duration)
-        except BadArgument as error:
-            hint = "" if "long_duration" in allowed else "; allow: ['long_duration'] raises the cap to 7 days"
-            raise BadArgument(f"{error}{hint}") from None
+        seconds = duration_seconds(duration, allowed)
         dry = params.flag("dry_run", dry_run)
         outlive = params.flag("outlive_run", outlive_run)
         chosen = _nodes(nodes)

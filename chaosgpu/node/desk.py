@@ -72,43 +72,41 @@ def revert(injections: Injections, message: Dict[str, Any], reply: Reply) -> Non
 def verify(injections: Injections, message: Dict[str, Any], reply: Reply) -> None:
     """Ask the kernel whether anything of the chosen injections, open or closed, is still in place.
 
-    Answers ``{"verified": count, "left": [...]}``, where ``left`` names each injection that is open or still holds.
+    Answers ``{"verified": count, "left": [...]}``, where ``left`` names each injection that is open or still holds. What
+    a verdict gave up on (superseded, lost, abandoned) is not looked at again: it is not ours any more.
     """
-    records = [injection.record for injection in injections.open.values() if injection.record and injection.readable]
-    wanted = [
-        record
-        for record in [*records, *injections.records]
+    opened = [injection.record for injection in injections.open.values() if injection.record and injection.readable]
+    wanted = {
+        record.id: record
+        for record in [*opened, *injections.records]
         if (not message.get("ids") or record.id in message["ids"])
         and (not message.get("run") or record.planned.get("run") == message["run"])
-    ]
-    left: List[Dict[str, Any]] = []
-    waiting = {record.id for record in wanted}
+    }
+    told: List[Dict[str, Any]] = []
 
-    def done(record: ledger.Record, held: List[str]) -> None:
-        waiting.discard(record.id)
-        if held or record.id in injections.open:
-            left.append({**injections.record_summary(record), "held": held, "open": record.id in injections.open})
-        if not waiting:
-            reply({"node": injections.node, "verified": len(wanted), "left": left})
+    def answer() -> None:
+        held = told[0]["verified"] if told and "verified" in told[0] else {}
+        unread = [] if "verified" in (told or [{}])[0] else ["could not be read: the checking process failed"]
+        left = [
+            {**injections.record_summary(record), "held": held.get(record.id, unread), "open": name in injections.open}
+            for name, record in wanted.items()
+            if held.get(name, unread) or name in injections.open
+        ]
+        reply({"node": injections.node, "verified": len(wanted), "left": left})
 
-    if not wanted:
-        reply({"node": injections.node, "verified": 0, "left": []})
-    for record in wanted:
-        _look(injections, record, done)
-
-
-def _look(injections: Injections, record: ledger.Record, done: Callable[[ledger.Record, List[str]], None]) -> None:
-    """Start a hand that only reads whether a record's changes hold."""
-    held = ["it could not be read: the checking process died"]
-
-    def hear(told: Dict[str, Any]) -> None:
-        held[:] = told["verified"] if "verified" in told else [told["failed"]["message"]]
-
-    task = {"do": "verify", "id": record.id, "lock": "", "state_dir": injections.state_dir, "record": record.planned}
+    looks = {record.id: _ours(record) for record in wanted.values()}
+    task = {"do": "verify", "id": "verify", "lock": "", "state_dir": injections.state_dir, "changes": looks}
     try:
-        Hand(task, injections.selector, hear, lambda: done(record, held))
-    except OSError as problem:
-        done(record, [f"it could not be read: no process can be started ({problem.strerror})"])
+        Hand(task, injections.selector, told.append, answer)
+    except OSError:
+        answer()
+
+
+def _ours(record: ledger.Record) -> List[Dict[str, Any]]:
+    """The changes of a record that must not hold any more once it is closed."""
+    verdicts = (record.last("closed") or {}).get("verdicts", {})
+    given_up = {index for index, (verdict, _) in verdicts.items() if verdict in ("superseded", "lost", "abandoned")}
+    return [change for index, change in enumerate(record.planned["changes"]) if str(index) not in given_up]
 
 
 def abandon(injections: Injections, message: Dict[str, Any], reply: Reply) -> None:

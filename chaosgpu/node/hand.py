@@ -214,15 +214,18 @@ class _Hand:
     # --- verify
 
     def _verify(self) -> None:
-        changes = [base.from_json(document) for document in self.task["record"]["changes"]]
+        self.tell({"verified": {identity: self._held(changes) for identity, changes in self.task["changes"].items()}})
+
+    def _held(self, changes: List[Dict[str, Any]]) -> List[str]:
         held = []
-        for change in changes:
+        for document in changes:
             try:
+                change = base.from_json(document)
                 if change.holds(self.grip):
                     held.append(change.describe().apply)
             except (ChaosgpuError, OSError) as error:
-                held.append(f"{change.describe().apply} (cannot be read: {error})")
-        self.tell({"verified": held})
+                held.append(f"{document.get('kind')} (cannot be read: {error})")
+        return held
 
 
 def _revive(record: Dict[str, Any]) -> Optional[Fault]:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional
 from chaosgpu import __version__
 from chaosgpu.changes.base import start_time_ticks
 from chaosgpu.changes.errors import BadArgument, ChaosgpuError, Refused
-from chaosgpu.faults.base import CATALOGUE, build
+from chaosgpu.faults.base import CATALOGUE, build, duration_seconds
 from chaosgpu.node import keys, ledger, places
 from chaosgpu.node.hands import Hand
 from chaosgpu.node.log import logger
@@ -128,6 +128,7 @@ class Injections:
     # --- inject
 
     def inject(self, caller: Caller, message: Dict[str, Any]) -> None:
+        _check_shape(message)
         known = self.answers.get(message["request"])
         if known is not None:
             self._repeat(caller, known)
@@ -137,10 +138,11 @@ class Injections:
         if message["fault"] not in CATALOGUE:
             raise BadArgument(f"there is no fault {message['fault']!r} in this node's version {__version__}")
         fault = build(message["fault"], message["arguments"])
-        declaration = fault.declaration
+        seconds = duration_seconds(message["duration_seconds"], message["allow"])
         if not message["dry_run"]:
-            self._check_supervised(declaration.danger, message["allow"], "danger: hardware")
-            others = {injection.request["run"] for injection in self.open.values()} - {message["run"]}
+            self._check_supervised(fault.declaration.danger, message["allow"], "danger: hardware")
+            others = {other.request["run"] for other in self.open.values() if other.record is not None}
+            others -= {message["run"]}
             if others and "concurrent" not in message["allow"]:
                 raise Refused(
                     [
@@ -163,8 +165,7 @@ class Injections:
                 "arguments": message["arguments"],
                 "allow": message["allow"],
                 "house_pids": sorted({*self.house, *places.ancestors(caller.pid)}),
-                "deadline_boottime": places.boottime() + SURVEY_SECONDS + float(message["duration_seconds"]),
-                "duration_seconds": float(message["duration_seconds"]),
+                "duration_seconds": seconds,
             },
             SURVEY_SECONDS,
         )
@@ -183,13 +184,17 @@ class Injections:
             return
         injection.owner_caller = caller
         if injection.request["owner"] == "peer" and caller.pid:
-            pid = caller.pid
-            start = start_time_ticks(pid)
-            if start is None:
-                return  # it ended already; its caller says so too
-            injection.owner_process = {"pid": pid, "start": start}
-            injection.owner_fd = os.pidfd_open(pid)
-            self.selector.register(injection.owner_fd, selectors.EVENT_READ, lambda _: self.owner_gone(injection))
+            start = start_time_ticks(caller.pid)
+            if start is not None:  # else it ended already, and its connection will say so
+                self._watch_owner(injection, {"pid": caller.pid, "start": start})
+
+    def _watch_owner(self, injection: Injection, process: Dict[str, int]) -> None:
+        injection.owner_process = process
+        try:
+            injection.owner_fd = os.pidfd_open(process["pid"])
+        except OSError:
+            return  # it ended in between, and its connection will say so
+        self.selector.register(injection.owner_fd, selectors.EVENT_READ, lambda _: self.owner_gone(injection))
 
     def caller_gone(self, caller: Caller) -> None:
         """A connection was closed: whatever it owns ends."""
@@ -224,7 +229,11 @@ class Injections:
             caller.reply({**active["result"], "state": state})
         else:
             cause = (record.last("undoing") or {}).get("cause", "unknown cause")
-            caller.reply(error("failed", f"{self.node}: it was undone before it was in place: {cause}"))
+            answer = error("failed", f"{self.node}: it was undone before it was in place: {cause}")
+            if injection is None:
+                caller.reply(answer)
+            else:
+                injection.on_closed.append(lambda _: caller.reply(answer))
 
     def _planned(self, injection: Injection, plan: Dict[str, Any]) -> None:
         request = injection.request
@@ -336,13 +345,13 @@ class Injections:
         self.open.pop(injection.id, None)
         if injection.record is None:
             self.answers.pop(injection.request["request"], None)
-            _unlink(self._lock_path(injection.id))
+            _unlink(self._lock_path(injection))
         self.settled()
 
     # --- hands
 
     def _start_hand(self, injection: Injection, task: Dict[str, Any], limit_seconds: float) -> None:
-        lock = "" if injection.request.get("dry_run") else self._lock_path(injection.id)
+        lock = "" if injection.request.get("dry_run") else self._lock_path(injection)
         task = {"id": injection.id, "lock": lock, "state_dir": self.state_dir, **task}
         try:
             injection.hand = Hand(
@@ -364,8 +373,10 @@ class Injections:
         injection.hand_waits = False
         injection.limit = math.inf
 
-    def _lock_path(self, identity: str) -> str:
-        return os.path.join(self.state_dir, identity + ".lock")
+    def _lock_path(self, injection: Injection) -> str:
+        """Beside its record, which a keeper with another state directory may have written."""
+        directory = os.path.dirname(injection.record.path) if injection.record is not None else self.state_dir
+        return os.path.join(directory, injection.id + ".lock")
 
     def _no_hand(self, injection: Injection, why: str) -> None:
         if injection.record is None:
@@ -484,8 +495,9 @@ class Injections:
         injection.state = "stuck"
         injection.stuck = why
         injection.limit = math.inf
-        injection.retry_at = places.boottime() + injection.retry_seconds
-        injection.retry_seconds = min(injection.retry_seconds * 2, LONGEST_RETRY_SECONDS)
+        if injection.readable:
+            injection.retry_at = places.boottime() + injection.retry_seconds
+            injection.retry_seconds = min(injection.retry_seconds * 2, LONGEST_RETRY_SECONDS)
         logger().error("%s STUCK: %s", injection.id, "; ".join(why))
         for reply in injection.on_closed:
             reply(self.summary(injection))
@@ -526,7 +538,7 @@ class Injections:
         self.records.append(injection.record)
         for dropped in ledger.prune(self.records):
             self.answers.pop(dropped.planned.get("request", ""), None)
-        _unlink(self._lock_path(injection.id))
+        _unlink(self._lock_path(injection))
         self.settled()
 
     def append(self, injection: Injection, document: Dict[str, Any], durable: bool = False) -> None:
@@ -596,8 +608,9 @@ class Injections:
         if owner is None or start_time_ticks(owner["pid"]) != owner["start"]:
             self.undo(injection, "its owner is gone")
             return
-        injection.owner_fd = os.pidfd_open(owner["pid"])
-        self.selector.register(injection.owner_fd, selectors.EVENT_READ, lambda _: self.owner_gone(injection))
+        self._watch_owner(injection, owner)
+        if injection.owner_fd is None:
+            self.undo(injection, "its owner is gone")
 
     # --- telling
 
@@ -641,6 +654,20 @@ class Injections:
             if record.id == identity:
                 return record
         raise BadArgument(f"there is no injection {identity!r} here")
+
+
+def _check_shape(message: Dict[str, Any]) -> None:
+    """Refuse a request that would be misread later, when something is in place already."""
+    texts = ("request", "run", "fault", "owner")
+    wrong = [name for name in texts if not isinstance(message.get(name), str)]
+    wrong += [name for name in ("dry_run", "outlive_run") if not isinstance(message.get(name), bool)]
+    allow = message.get("allow")
+    if not isinstance(allow, list) or not all(isinstance(word, str) for word in allow):
+        wrong.append("allow")
+    if not isinstance(message.get("arguments"), dict):
+        wrong.append("arguments")
+    if wrong:
+        raise BadArgument(f"malformed request: {', '.join(wrong)}")
 
 
 def _one_shot_answer(reply: Reply, result: Dict[str, Any]) -> Reply:

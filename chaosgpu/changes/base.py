@@ -1,7 +1,7 @@
 """What every reversible primitive promises, and the two shapes nearly all of them have.
 
 A change is planned by a fault's survey, written to the ledger *with everything its undo needs*, then applied. It is a
-frozen dataclass of JSON values, so the undo can be carried out by another process, after a crash, from the record alone.
+frozen dataclass of JSON values, so the undo can be carried out by another process, after a crash, from the record.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -75,7 +75,7 @@ class Change:
         raise NotImplementedError
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
-        """Take the change back. Idempotent; "gone" counts as undone; acts only on what is still as the fault left it."""
+        """Take the change back. Idempotent; "gone" counts as undone; touches only what the fault left so."""
         raise NotImplementedError
 
     def describe(self) -> Described:

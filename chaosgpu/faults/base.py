@@ -92,7 +92,7 @@ class Fault:
         raise NotImplementedError
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
-        """Measure that the node is as before. Raises ChangeFailed when it is not. The changes' own read-back comes first."""
+        """Measure that the node is as before. Raises ChangeFailed when it is not. Changes are read back before."""
         return {}
 
 

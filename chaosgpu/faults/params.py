@@ -170,7 +170,7 @@ def number_list(top: int) -> Callable[[str, Any], List[int]]:
 
 
 def parse_cpu_list(listed: str, top: int = 65535) -> List[int]:
-    """The kernel's list format (``0-3,8``; cpuset(7), "List format") as sorted numbers. ValueError when it is not one."""
+    """The kernel's list format (``0-3,8``; cpuset(7), "List format") as sorted numbers, else ValueError."""
     numbers: Set[int] = set()
     for part in listed.strip().split(","):
         if not part:

@@ -72,8 +72,8 @@ def revert(injections: Injections, message: Dict[str, Any], reply: Reply) -> Non
 def verify(injections: Injections, message: Dict[str, Any], reply: Reply) -> None:
     """Ask the kernel whether anything of the chosen injections, open or closed, is still in place.
 
-    Answers ``{"verified": count, "left": [...]}``, where ``left`` names each injection that is open or still holds. What
-    a verdict gave up on (superseded, lost, abandoned) is not looked at again: it is not ours any more.
+    Answers ``{"verified": count, "left": [...]}``, where ``left`` names each injection that is open or still holds.
+    What a verdict gave up on (superseded, lost, abandoned) is not looked at again: it is not ours any more.
     """
     opened = [injection.record for injection in injections.open.values() if injection.record and injection.readable]
     wanted = {

@@ -155,7 +155,7 @@ def read_all(directory: str) -> Iterator[Record]:
 
 
 def prune(closed: List[Record]) -> List[Record]:
-    """Drop all but the newest ``KEEP_CLOSED`` closed records, from the list (oldest first) and the disk; the dropped."""
+    """Drop all but the newest ``KEEP_CLOSED`` records from the list (oldest first) and the disk; the dropped."""
     dropped = closed[: max(0, len(closed) - KEEP_CLOSED)]
     del closed[: len(dropped)]
     for record in dropped:

@@ -51,7 +51,7 @@ make_environment() {
     say "$(after)  installing chaosgpu and the Chaos Toolkit into $env (a minute or two)"
     rm -rf "$env"
     "$python" -m venv "$env"
-    "$env/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --editable "$project[report]" ||
+    "$env/bin/python" -m pip install -qq --disable-pip-version-check --no-input --editable "$project[report]" ||
         fail "pip could not install the project: is the package index within reach?"
     printf '%s\n' "$wanted" >"$env/made-for"
 }
@@ -90,8 +90,10 @@ say "$(after)  bringing the lab up"
 "$env/bin/python" -m chaosgpu.lab up
 say "$(after)  running experiments/quickstart.json"
 verdict=0
+rm -f "$journal" "$report"
 "$env/bin/chaos" --no-version-check --log-file "$home/chaostoolkit.log" run --rollback-strategy always \
     --journal-path "$journal" --var-file "$lab/variables.json" "$project/experiments/quickstart.json" || verdict=$?
+[ -e "$journal" ] || fail "the experiment did not come to an end (chaos run: exit code $verdict): see $home/chaostoolkit.log"
 say "$(after)  writing the report"
 "$env/bin/chaos" --no-version-check --log-file "$home/chaostoolkit.log" report --export-format=html5 "$journal" "$report" \
     >"$home/report.log" 2>&1 || fail "the report was not written: see $home/report.log"

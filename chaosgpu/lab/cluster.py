@@ -14,7 +14,7 @@ from pathlib import Path
 from chaosgpu.lab import monitoring
 from chaosgpu.lab.cgroups import RANKS, Groups, hierarchies
 from chaosgpu.lab.commands import found, run
-from chaosgpu.lab.debian import unpack
+from chaosgpu.lab.debian import place_of, unpack
 from chaosgpu.lab.errors import LabError
 from chaosgpu.lab.network import ADDRESSES, Network
 from chaosgpu.lab.place import Place, write_atomically
@@ -24,6 +24,7 @@ from chaosgpu.lab.volume import Volume
 # Below the range from which the kernel takes ports for outgoing connections, so that these stay free.
 FIRST_PORTS = {"prometheus": 9490, "node_exporter": 9500, "rank0": 9510, "rank1": 9520, "training": 29500}
 PORTS_TRIED = 500
+PACKAGES = ("prometheus", "prometheus-node-exporter")
 READY_LIMIT_SECONDS = 30
 STEP_RATE = "min(rate(training_steps_total[4s]))"
 STEADY_STEPS_PER_SECOND = 12  # of 20; a busy machine is given some room
@@ -159,10 +160,12 @@ def _refuse_without_means() -> None:
 
 def _packages(cluster: Cluster, lock: int) -> tuple[str, str]:
     # First, since without them there is nothing to rehearse with, and the archive may be out of reach.
-    packages = ("prometheus", "prometheus-node-exporter")
-    for package in packages:
-        unpack(package)
-    return "kept", ", ".join(packages)
+    fetched = False
+    for package in PACKAGES:
+        if not place_of(package).is_dir():
+            unpack(package)
+            fetched = True
+    return _made(fetched), ", ".join(PACKAGES)
 
 
 def _groups(cluster: Cluster, lock: int) -> tuple[str, str]:

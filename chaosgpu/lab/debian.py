@@ -6,6 +6,7 @@ package lists, or old ones, apt refreshes private lists inside the cache.
 
 import fcntl
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,11 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "chaosgpu"
 
 
+def place_of(package: str) -> Path:
+    """The directory of an unpacked package, whether or not it is there yet."""
+    return cache_directory() / "debian" / _release() / package
+
+
 def unpack(package: str) -> Path:
     """Return the directory into which the Debian package is unpacked, fetching it the first time.
 
@@ -33,14 +39,14 @@ def unpack(package: str) -> Path:
 
     :raises LabError: apt is not on this machine, the archive cannot be reached, or it has no such package.
     """
-    for tool in ("apt-get", "dpkg-deb", "dpkg"):
+    for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise LabError(
                 f"{package}: {tool} is not on this machine; the lab takes {package} from Debian's or Ubuntu's archive, "
                 "so run it on one of these"
             )
-    shelf = cache_directory() / "debian" / _release()
-    unpacked = shelf / package
+    unpacked = place_of(package)
+    shelf = unpacked.parent
     if unpacked.is_dir():
         return unpacked
     try:
@@ -63,12 +69,11 @@ def unpack(package: str) -> Path:
 
 def _release() -> str:
     """Name the release and architecture, since a home directory may be shared by machines of several."""
-    said = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text(encoding="utf-8").splitlines() if "=" in line
-    )
-    release = said.get("VERSION_CODENAME") or said.get("ID", "debian")
-    architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True)
-    return f"{release.strip(chr(34))}-{architecture.stdout.strip()}"
+    try:
+        said = platform.freedesktop_os_release()
+    except OSError:
+        said = {}
+    return f"{said.get('VERSION_CODENAME') or said.get('ID', 'unknown')}-{os.uname().machine}"
 
 
 def _download(package: str, into: Path, private: Path) -> Path:

@@ -43,8 +43,8 @@ _KINDS: Dict[str, Type["Change"]] = {}
 class Change:
     """One atomic kernel operation, or one object created under the injection's id.
 
-    ``bound`` says how long the effect can outlive us (``fd``, ``boot``, ``disk``). ``apply`` compares before it sets and
-    returns what was observed afterwards by reading back; ``undo`` gets that observation, or None when no record of it
+    ``bound`` says how long the effect can outlive us (fd, boot, disk). ``apply`` compares before it sets and
+    returns what was read back; ``undo`` gets that observation, or None when no record of it
     survived. Both are given the hand's ``Grip``: its open descriptors, its children and its way to run commands.
     """
 

@@ -96,8 +96,10 @@ class _Hand:
             grip=self.grip,
             allow=frozenset(self.task["allow"]),
         )
-        if self.lock_fd is not None and not limbs.try_lock(self.lock_fd):
-            return
+        if self.lock_fd is not None:
+            if not limbs.try_lock(self.lock_fd):
+                return
+            limbs.sign(self.lock_fd)
         try:
             fault.survey(survey)
             if survey.refusals:
@@ -166,6 +168,8 @@ class _Hand:
     def _undo_from_record(self) -> None:
         assert self.lock_fd is not None
         free = limbs.barrier(self.lock_path, self.lock_fd)
+        if free:
+            limbs.sign(self.lock_fd)
         record = self.task["record"]
         self.changes = [base.from_json(document) for document in record["changes"]]
         self.observed = {int(index): value for index, value in self.task["observed"].items()}

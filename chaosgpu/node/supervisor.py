@@ -34,7 +34,7 @@ def find() -> str:
 def _sweeps() -> bool:
     """Whether a system crontab (crontab(5), /etc/crontab and /etc/cron.d) runs our sweep."""
     try:
-        tables = ["/etc/crontab", *(entry.path for entry in os.scandir("/etc/cron.d"))]
+        tables = ["/etc/crontab", *(f"/etc/cron.d/{name}" for name in os.listdir("/etc/cron.d"))]
     except OSError:
         tables = ["/etc/crontab"]
     for table in tables:
@@ -149,9 +149,9 @@ def leave_cgroups() -> None:
         try:
             with open(f"{os.path.dirname(home)}/cgroup.procs", "w", encoding="ascii") as members:
                 members.write(str(os.getpid()))
-            for role in os.scandir(home):
-                if role.is_dir():
-                    os.rmdir(role.path)
+            for role in ("keeper", "standby"):
+                if os.path.isdir(f"{home}/{role}"):
+                    os.rmdir(f"{home}/{role}")
             os.rmdir(home)
         except OSError:
             pass

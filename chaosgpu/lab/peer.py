@@ -25,6 +25,14 @@ class Peer:
         self._listener = None if rank else socket.create_server(address, backlog=1)
         self._connection: socket.socket | None = None
 
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for used in (self._connection, self._listener):
+            if used:
+                used.close()
+
     def join(self, step: int, model: Model) -> int:
         """Wait for the other rank and agree on a state: the rank that is further hands it over.
 

@@ -81,7 +81,7 @@ class Metrics:
         )
 
 
-def serve(metrics: Metrics, listener: socket.socket) -> None:
+def serve(metrics: Metrics, listener: socket.socket) -> ThreadingHTTPServer:
     """Answer every GET with the metrics, in a thread of its own."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -100,13 +100,18 @@ def serve(metrics: Metrics, listener: socket.socket) -> None:
     server.socket.close()
     server.socket = listener
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server
 
 
 def train(rank: int, address: tuple[str, int], directory: Path, metrics: Metrics) -> None:
     """Train until killed. ``address`` is where rank 0 waits for rank 1, ``directory`` where checkpoints go."""
     model = Model()
     checkpoint = Checkpoint(directory, rank)
-    peer = Peer(rank, address)
+    with Peer(rank, address) as peer:
+        _train(rank, peer, model, checkpoint, metrics)
+
+
+def _train(rank: int, peer: Peer, model: Model, checkpoint: Checkpoint, metrics: Metrics) -> None:
     step = peer.join(checkpoint.load(model), model)
     while True:
         begun = time.monotonic()

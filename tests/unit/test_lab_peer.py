@@ -29,8 +29,8 @@ def test_the_rank_that_is_further_hands_over_its_state(address, steps, leader) -
     for rank, model in enumerate(models):
         model.weights[5] = float(rank + 1)
         model.squares[6] = float(rank + 3)
-    peers = [Peer(rank, address) for rank in (0, 1)]
-    agreed = both(lambda: peers[0].join(steps[0], models[0]), lambda: peers[1].join(steps[1], models[1]))
+    with Peer(0, address) as one, Peer(1, address) as two:
+        agreed = both(lambda: one.join(steps[0], models[0]), lambda: two.join(steps[1], models[1]))
     assert agreed == (max(steps), max(steps))
     for model in models:
         assert (model.weights[5], model.squares[6]) == (leader + 1, leader + 3)
@@ -38,13 +38,13 @@ def test_the_rank_that_is_further_hands_over_its_state(address, steps, leader) -
 
 def test_both_ranks_reduce_to_the_same_mean(address) -> None:
     models = Model(), Model()
-    peers = [Peer(rank, address) for rank in (0, 1)]
-    both(lambda: peers[0].join(0, models[0]), lambda: peers[1].join(0, models[1]))
     shares = {3: 0.1, 9: 0.7}, {9: 0.2, 4: -1.0}
-    one, two = both(
-        lambda: peers[0].all_reduce(0, shares[0], 0.5),
-        lambda: peers[1].all_reduce(0, shares[1], 0.7),
-    )
+    with Peer(0, address) as first, Peer(1, address) as second:
+        both(lambda: first.join(0, models[0]), lambda: second.join(0, models[1]))
+        one, two = both(
+            lambda: first.all_reduce(0, shares[0], 0.5),
+            lambda: second.all_reduce(0, shares[1], 0.7),
+        )
     assert one == two
     gradient, loss = one
     assert gradient == pytest.approx({3: 0.05, 4: -0.5, 9: 0.45})
@@ -54,8 +54,7 @@ def test_both_ranks_reduce_to_the_same_mean(address) -> None:
 def test_a_lost_rank_is_told_and_a_successor_is_taken_in(address) -> None:
     model = Model()
     model.weights[1] = 0.25
-    survivor = Peer(0, address)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, Peer(0, address) as survivor, Peer(1, address) as successor:
         waiting = pool.submit(survivor.join, 60, model)
         with socket.create_connection(address) as other:
             other.sendall((0).to_bytes(8, "little"))
@@ -67,7 +66,7 @@ def test_a_lost_rank_is_told_and_a_successor_is_taken_in(address) -> None:
                 survivor.all_reduce(60, {1: 1.0}, 0.5)
         waiting = pool.submit(survivor.join, 60, model)
         fresh = Model()
-        assert Peer(1, address).join(0, fresh) == 60
+        assert successor.join(0, fresh) == 60
         assert waiting.result(LIMIT_SECONDS) == 60
         assert fresh.weights[1] == 0.25
 

@@ -49,8 +49,9 @@ def test_metrics_are_served_on_a_socket_that_was_handed_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         metrics = Metrics()
         metrics.step_done(42, 0.7)
-        serve(metrics, listener)
+        server = serve(metrics, listener)
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics", timeout=5) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             assert sample(answer.read().decode(), "steps_total") == 42
+        server.shutdown()

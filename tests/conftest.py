@@ -1,0 +1,15 @@
+"""A test's tier is the directory it lies in."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TIERS = ("unit", "host", "guest", "services")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        tier = item.path.relative_to(HERE).parts[0]
+        if tier in TIERS:
+            item.add_marker(tier)

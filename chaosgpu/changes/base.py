@@ -78,6 +78,10 @@ class Change:
         """Take the change back. Idempotent; "gone" counts as undone; touches only what the fault left so."""
         raise NotImplementedError
 
+    def name(self) -> str:
+        """What is changed, in an operator's words."""
+        raise NotImplementedError
+
     def describe(self) -> Described:
         """The change and its inverse as lines for a root shell. Tests run the inverse."""
         raise NotImplementedError
@@ -122,10 +126,6 @@ class Value(Change):
     def same(self, one: Any, other: Any) -> bool:
         """Compared parsed, never as text (``0-3`` equals ``0,1,2,3``)."""
         return bool(one == other)
-
-    def name(self) -> str:
-        """The object in an operator's words, for messages."""
-        raise NotImplementedError
 
     def apply(self, grip: Grip) -> Any:
         lost = self.identity_lost()
@@ -177,9 +177,6 @@ class Created(Change):
         raise NotImplementedError
 
     def remove(self, grip: Grip) -> None:
-        raise NotImplementedError
-
-    def name(self) -> str:
         raise NotImplementedError
 
     def apply(self, grip: Grip) -> Any:

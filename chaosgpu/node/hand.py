@@ -271,7 +271,7 @@ def _changed(changes: List[Change], observed: Dict[int, Any]) -> List[Dict[str, 
         elif isinstance(change, base.Created):
             entry.update({"what": change.name(), "from": "absent", "to": "present"})
         else:
-            entry.update({"what": described.apply, "observed": observed.get(index)})
+            entry.update({"what": change.name(), "observed": observed.get(index)})
         entry.update({"by_hand": described.apply, "undo_by_hand": described.undo})
         told.append(entry)
     return told

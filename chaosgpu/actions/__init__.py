@@ -1,0 +1,6 @@
+"""What an experiment injects. ``chaosgpu.actions`` is the documented module; families are re-exported here."""
+
+from chaosgpu.actions.host import kill_processes, pause_processes, slow_processes
+from chaosgpu.actions.numa import misplace_processes
+
+__all__ = ["kill_processes", "misplace_processes", "pause_processes", "slow_processes"]

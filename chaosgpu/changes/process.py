@@ -1,0 +1,172 @@
+"""A stopped process, by ptrace or by SIGSTOP, and a signal that cannot be taken back.
+
+ptrace is preferred (chaosgpu.helpers.tracer): what it stops runs again when its tracer dies.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, List, Optional
+
+from chaosgpu.changes.base import ALREADY, FD, LOST, RESTORED, Change, Described, Undone, start_time_ticks
+from chaosgpu.changes.errors import ChangeFailed, Moved
+from chaosgpu.changes.grip import Grip
+from chaosgpu.helpers.tracer import CannotTrace, Tracer, state_of
+
+_STOP_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class StoppedByPtrace(Change):
+    """Process ``pid`` with all its threads stands still while the hand holds it."""
+
+    kind: ClassVar[str] = "process.traced"
+    bound: ClassVar[str] = FD
+
+    pid: int
+    start: int
+
+    def keys(self) -> List[str]:
+        return [f"process:{self.pid}/{self.start}"]
+
+    def name(self) -> str:
+        return f"process {self.pid}"
+
+    def apply(self, grip: Grip) -> Any:
+        if start_time_ticks(self.pid) != self.start:
+            raise Moved(f"process {self.pid} has ended")
+        tracer = Tracer(self.pid)
+        grip.keep(f"tracer-{self.pid}", tracer)
+        try:
+            held = tracer.stop()
+        except CannotTrace as error:
+            raise ChangeFailed(str(error)) from None
+        if not held:
+            raise Moved(f"process {self.pid} has ended")
+        return {"threads": held, "state": state_of(self.pid)}
+
+    def holds(self, grip: Grip) -> bool:
+        return start_time_ticks(self.pid) == self.start and state_of(self.pid) == "t"
+
+    def undo(self, observed: Any, grip: Grip) -> Undone:
+        tracer = grip.let_go(f"tracer-{self.pid}")
+        if tracer is not None:
+            tracer.close()
+        if start_time_ticks(self.pid) != self.start:
+            return Undone(LOST, f"process {self.pid} has ended")
+        if tracer is None:
+            return Undone(ALREADY, "it runs again since its tracer ended")
+        give_up = time.monotonic() + 1.0
+        while state_of(self.pid) == "t" and time.monotonic() < give_up:
+            time.sleep(0.001)
+        return Undone(RESTORED)
+
+    def describe(self) -> Described:
+        return Described(
+            f"gdb --batch -p {self.pid}  # and leave it attached",
+            f"kill -KILL $(awk '/^TracerPid/{{print $2}}' /proc/{self.pid}/status)",
+        )
+
+
+@dataclass(frozen=True)
+class StoppedBySignal(Change):
+    """Process ``pid`` is stopped by SIGSTOP: for one that cannot be traced. It stays so until SIGCONT."""
+
+    kind: ClassVar[str] = "process.stopped"
+
+    pid: int
+    start: int
+
+    def keys(self) -> List[str]:
+        return [f"process:{self.pid}/{self.start}"]
+
+    def name(self) -> str:
+        return f"process {self.pid}"
+
+    def apply(self, grip: Grip) -> Any:
+        if not send(self.pid, self.start, signal.SIGSTOP):
+            raise Moved(f"process {self.pid} has ended")
+        _await_state(self.pid, stopped=True)
+        return state_of(self.pid)
+
+    def holds(self, grip: Grip) -> bool:
+        return start_time_ticks(self.pid) == self.start and state_of(self.pid) == "T"
+
+    def undo(self, observed: Any, grip: Grip) -> Undone:
+        if start_time_ticks(self.pid) != self.start:
+            return Undone(LOST, f"process {self.pid} has ended")
+        if state_of(self.pid) != "T":
+            return Undone(ALREADY)
+        send(self.pid, self.start, signal.SIGCONT)
+        _await_state(self.pid, stopped=False)
+        return Undone(RESTORED)
+
+    def describe(self) -> Described:
+        return Described(f"kill -STOP {self.pid}", f"kill -CONT {self.pid}")
+
+
+@dataclass(frozen=True)
+class SignalSent(Change):
+    """A signal to some processes, then SIGKILL to those alive after a grace; nothing of it can be taken back."""
+
+    kind: ClassVar[str] = "process.signal"
+
+    processes: List[List[int]]  # [pid, start]
+    signal_name: str
+    grace_seconds: Optional[float] = None
+
+    def keys(self) -> List[str]:
+        return [f"process:{pid}/{start}" for pid, start in self.processes]
+
+    def name(self) -> str:
+        return f"processes {', '.join(str(pid) for pid, _ in self.processes)}"
+
+    def apply(self, grip: Grip) -> Any:
+        number = getattr(signal, "SIG" + self.signal_name)
+        sent = [pid for pid, start in self.processes if send(pid, start, number)]
+        if self.grace_seconds is None:
+            return {"sent": sent, "killed": []}
+        give_up = time.monotonic() + self.grace_seconds
+        while time.monotonic() < give_up and self.alive():
+            time.sleep(0.02)
+        killed = [pid for pid, start in self.alive() if send(pid, start, signal.SIGKILL)]
+        return {"sent": sent, "killed": killed}
+
+    def alive(self) -> List[List[int]]:
+        return [[pid, start] for pid, start in self.processes if start_time_ticks(pid) == start]
+
+    def holds(self, grip: Grip) -> bool:
+        return False
+
+    def undo(self, observed: Any, grip: Grip) -> Undone:
+        return Undone(ALREADY, "a signal cannot be taken back: restarting is the workload's part")
+
+    def describe(self) -> Described:
+        pids = " ".join(str(pid) for pid, _ in self.processes)
+        return Described(f"kill -{self.signal_name} {pids}", "true  # a signal cannot be taken back")
+
+
+def send(pid: int, start: int, number: int) -> bool:
+    """Signal exactly that process, by pidfd (pidfd_send_signal(2)); False when it is gone or another has its pid."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if start_time_ticks(pid) != start:
+            return False
+        signal.pidfd_send_signal(fd, number)
+        return True
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        raise ChangeFailed(f"process {pid} may not be signalled: run as root") from None
+    finally:
+        os.close(fd)
+
+
+def _await_state(pid: int, stopped: bool) -> None:
+    give_up = time.monotonic() + _STOP_SECONDS
+    while (state_of(pid) == "T") != stopped and state_of(pid) and time.monotonic() < give_up:
+        time.sleep(0.001)

@@ -1,0 +1,144 @@
+"""Holding the threads of a process in ptrace-stop (ptrace(2)), for the hand and for helpers.
+
+PTRACE_SEIZE and PTRACE_INTERRUPT stop a thread without a signal that anyone sees, and the kernel lets it run again when
+its tracer dies, whatever killed it.
+"""
+
+import ctypes
+import errno
+import os
+import time
+from typing import Dict, List
+
+_PTRACE_DETACH = 17
+_PTRACE_SEIZE = 0x4206
+_PTRACE_INTERRUPT = 0x4207
+_WALL = 0x40000000
+_STOP_SECONDS = 2.0
+_ROUNDS = 100
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+class CannotTrace(Exception):
+    """A thread that the kernel does not let us trace, with the reason in one line."""
+
+
+def threads(pid: int) -> List[int]:
+    """The thread ids of a process, [] when it is gone."""
+    try:
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _ptrace(request: int, tid: int, data: int = 0) -> int:
+    """0, or the errno of the failure."""
+    return 0 if _libc.ptrace(request, tid, None, data) == 0 else ctypes.get_errno()
+
+
+def state_of(pid: int) -> str:
+    """The one-letter state of /proc/pid/stat (R, S, D, T, t, Z...); "" when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def tracer_of(pid: int) -> int:
+    """The pid that traces a process (TracerPid of /proc/pid/status), 0 when nobody does."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+            return next((int(line.split()[1]) for line in status if line.startswith("TracerPid:")), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+class Tracer:
+    """Holds all threads of one process in ptrace-stop. Only the thread that made it may use it (ptrace(2))."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._signals: Dict[int, int] = {}  # stopped threads, with the signal to deliver when they go on
+        self._stopping: Dict[int, bool] = {}  # interrupted, not seen to stop yet (a thread in D state stops later)
+
+    def stop(self) -> int:
+        """Seize and interrupt every thread until no new one turns up; how many are held. Raises CannotTrace."""
+        for _ in range(_ROUNDS):
+            fresh = [tid for tid in threads(self.pid) if tid not in self._signals and tid not in self._stopping]
+            if not fresh:
+                break
+            for tid in fresh:
+                self._seize(tid)
+            self._wait()
+        return len(self._signals) + len(self._stopping)
+
+    def _seize(self, tid: int) -> None:
+        failed = _ptrace(_PTRACE_SEIZE, tid)
+        if failed == errno.ESRCH:
+            return  # it ended
+        if failed:
+            other = tracer_of(tid)
+            why = f"process {other} traces it already" if other else os.strerror(failed)
+            raise CannotTrace(f"thread {tid} of process {self.pid} cannot be traced: {why}")
+        self._stopping[tid] = True
+        _ptrace(_PTRACE_INTERRUPT, tid)
+
+    def _wait(self) -> None:
+        give_up = time.monotonic() + _STOP_SECONDS
+        pause = 0.0002
+        while True:
+            self.tend()
+            running = [tid for tid in self._stopping if state_of_thread(self.pid, tid) not in ("D", "")]
+            if not running or time.monotonic() > give_up:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+    def tend(self) -> None:
+        """Take in what the threads report: that they stopped, with which signal pending, or that they ended."""
+        for tid in [*self._stopping, *self._signals]:
+            try:
+                ended, status = os.waitpid(tid, os.WNOHANG | _WALL)
+            except ChildProcessError:
+                self._drop(tid)
+                continue
+            if ended == 0:
+                continue
+            if not os.WIFSTOPPED(status):
+                self._drop(tid)
+                continue
+            self._stopping.pop(tid, None)
+            is_event = status >> 16 != 0
+            # A signal-delivery-stop came before ours: the signal must reach the thread when it goes on.
+            self._signals[tid] = 0 if is_event else os.WSTOPSIG(status)
+
+    def _drop(self, tid: int) -> None:
+        self._stopping.pop(tid, None)
+        self._signals.pop(tid, None)
+
+    def close(self) -> None:
+        """Let every thread go on. One that never stopped goes on when this process ends."""
+        self.tend()
+        for tid, pending in list(self._signals.items()):
+            _ptrace(_PTRACE_DETACH, tid, pending)
+        self._signals.clear()
+        for tid in list(self._stopping):
+            try:
+                _, status = os.waitpid(tid, os.WNOHANG | _WALL)
+            except ChildProcessError:
+                continue
+            _ptrace(_PTRACE_DETACH, tid, 0 if status >> 16 else os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0)
+        self._stopping.clear()
+
+
+def state_of_thread(pid: int, tid: int) -> str:
+    """As ``state_of``, of one thread."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

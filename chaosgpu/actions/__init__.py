@@ -2,5 +2,13 @@
 
 from chaosgpu.actions.host import kill_processes, pause_processes, slow_processes
 from chaosgpu.actions.numa import misplace_processes
+from chaosgpu.actions.storage import fill_disk, throttle_io
 
-__all__ = ["kill_processes", "misplace_processes", "pause_processes", "slow_processes"]
+__all__ = [
+    "fill_disk",
+    "kill_processes",
+    "misplace_processes",
+    "pause_processes",
+    "slow_processes",
+    "throttle_io",
+]

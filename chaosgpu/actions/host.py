@@ -52,9 +52,9 @@ def kill_processes(
 ) -> Dict[str, Any]:
     """Send a signal to processes and tell what died and what came back; nothing of it can be taken back.
 
-    ``signal`` without SIG: TERM, KILL, INT, HUP, QUIT, ABRT, SEGV, BUS, USR1, USR2, ALRM, PIPE. After
-    ``grace_seconds``, if given, those alive get SIGKILL. Then the node looks for ``watch_seconds`` whether the same command is running
-    again. SIGKILL to a process that holds a GPU needs ``allow: ["kill_gpu_client"]``. By pidfd_send_signal(2).
+    ``signal`` without SIG: TERM, KILL, INT, HUP, QUIT, ABRT, SEGV, BUS, USR1, USR2, ALRM or PIPE. After
+    ``grace_seconds``, if given, those alive get SIGKILL. Then the node looks for ``watch_seconds`` whether the same
+    command is running again. SIGKILL to a process that holds a GPU needs ``allow: ["kill_gpu_client"]``. By pidfd_send_signal(2).
     """
     return inject(
         "host.kill_processes",

@@ -54,7 +54,8 @@ def kill_processes(
 
     ``signal`` without SIG: TERM, KILL, INT, HUP, QUIT, ABRT, SEGV, BUS, USR1, USR2, ALRM or PIPE. After
     ``grace_seconds``, if given, those alive get SIGKILL. Then the node looks for ``watch_seconds`` whether the same
-    command is running again. SIGKILL to a process that holds a GPU needs ``allow: ["kill_gpu_client"]``. By pidfd_send_signal(2).
+    command is running again. SIGKILL to a process that holds a GPU needs ``allow: ["kill_gpu_client"]``. By
+    pidfd_send_signal(2).
     """
     return inject(
         "host.kill_processes",

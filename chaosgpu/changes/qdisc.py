@@ -1,6 +1,6 @@
 """Queueing disciplines and filters (tc(8)), and the ifb device that ingress is redirected to.
 
-A root qdisc made for a fault carries the injection's handle, and everything below it (leaves, filters) goes with it, so it
+A root qdisc made for a fault carries the injection's handle, and everything below it (leaves, filters) goes with it: it
 is one object whatever it holds. Deleting it gives the device its default back (measured: fq_codel, mq or noqueue).
 """
 

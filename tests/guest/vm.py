@@ -118,13 +118,15 @@ def boot(
     disks: Mapping[str, Path] | None = None,
     environment: Mapping[str, str] | None = None,
     cut_when: Callable[[], bool] | None = None,
+    follow: bool = False,
 ) -> Result:
     """Boot a guest, run ``command`` in it, and wait for its end.
 
     ``share`` is a directory which the guest may write, at the same path. ``disks`` names images that outlive the guest,
     in order from vdb on; one that does not exist is made (64 MiB, sparse, empty). With ``init="systemd"`` PID 1 is the
     machine's systemd and the command is its only service. The power fails as soon as ``cut_when`` returns true: what
-    the guest had not flushed to a disk by then is lost. The guest dies with the calling thread.
+    the guest had not flushed to a disk by then is lost. With ``follow`` its output is also printed as it comes. The
+    guest dies with the calling thread.
     """
     kernel = _kernel()
     share = share.resolve()
@@ -132,7 +134,9 @@ def boot(
     told = {"CHAOSGPU_GUEST": "1", **(environment or {})}
     if "COVERAGE_PROCESS_START" in os.environ:
         told["COVERAGE_PROCESS_START"] = os.environ["COVERAGE_PROCESS_START"]
-        shares.append(Path(told["COVERAGE_PROCESS_START"]).resolve().parent)
+        measured = Path(told["COVERAGE_PROCESS_START"]).resolve().parent
+        if not measured.is_relative_to(share):
+            shares.insert(0, measured)
     with tempfile.TemporaryDirectory(prefix="chaosgpu-guest-") as control:
         place = Path(control)
         (place / "init").write_text(PLAIN if init == "plain" else SYSTEMD)
@@ -153,12 +157,32 @@ def boot(
                 raise ValueError(f"disk {name}: the names are vdb, vdc, ... in this order")
             if not image.exists():
                 _sparse(image, 64)
-        code = _power_on(_qemu(kernel, place, shares, disks or {}), place / "console", timeout_seconds, cut_when)
+        shown = Follower(place / "output") if follow else None
+        code = _power_on(_qemu(kernel, place, shares, disks or {}), place / "console", timeout_seconds, cut_when, shown)
         read = {name: _text(place / name) for name in ("status", "output", "console")}
         return Result(int(read["status"] or code), read["output"], read["console"])
 
 
-def _power_on(argv: list[str], console: Path, seconds: float, cut_when: Callable[[], bool] | None) -> int:
+class Follower:
+    """Prints what is added to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.printed = 0
+
+    def show(self) -> None:
+        if self.path.exists() and self.path.stat().st_size > self.printed:
+            with self.path.open("rb") as file:
+                file.seek(self.printed)
+                added = file.read()
+            self.printed += len(added)
+            sys.stdout.buffer.write(added)
+            sys.stdout.flush()
+
+
+def _power_on(
+    argv: list[str], console: Path, seconds: float, cut_when: Callable[[], bool] | None, follower: Follower | None
+) -> int:
     """Run QEMU to its end, of itself or ours; what to report where the guest's command left no status."""
     with console.open("wb") as log:
         guest = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
@@ -169,11 +193,15 @@ def _power_on(argv: list[str], console: Path, seconds: float, cut_when: Callable
                 return TIMED_OUT
             if cut_when is not None and cut_when():
                 return DIED
+            if follower:
+                follower.show()
             time.sleep(0.05)
         return DIED
     finally:
         guest.kill()
         guest.wait()
+        if follower:
+            follower.show()
 
 
 def _qemu(kernel: Path, place: Path, shares: list[Path], disks: Mapping[str, Path]) -> list[str]:
@@ -283,8 +311,7 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaosgpu-share-") as empty:
-        result = boot(asked.command, asked.share or Path(empty), asked.seconds, asked.init)
-    sys.stdout.write(result.output)
+        result = boot(asked.command, asked.share or Path(empty), asked.seconds, asked.init, follow=True)
     if result.exit_code in (TIMED_OUT, DIED):
         sys.stderr.write(result.explain() + "\n")
     return result.exit_code

@@ -284,7 +284,16 @@ def test_two_at_once_make_one_lab() -> None:
 @pytest.mark.parametrize(
     ("wrapper", "says"),
     [
-        (["setpriv", "--reuid", "nobody", "--clear-groups"], "not root"),
+        # This capability lets them read a checkout or an environment under /root.
+        (
+            [
+                "setpriv",
+                "--reuid=nobody",
+                "--clear-groups",
+                *(f"--{c}-caps=+dac_read_search" for c in ("inh", "ambient")),
+            ],
+            "not root",
+        ),
         (["env", "PATH=/nowhere"], "apt-get install mount"),
         (["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"], "mounting is not allowed"),
         (["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup; exec "$@"', "sh"], "cgroups"),

@@ -1,12 +1,9 @@
 """What lies under ``inside`` runs in the guest; the rest boots guests of its own."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `import vm`
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

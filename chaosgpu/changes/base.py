@@ -75,7 +75,10 @@ class Change:
         raise NotImplementedError
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
-        """Take the change back. Idempotent; "gone" counts as undone; touches only what the fault left so."""
+        """Take the change back. Idempotent; "gone" counts as undone; touches only what the fault left so.
+
+        Whether it worked is asked of ``holds`` by the hand, for every change alike.
+        """
         raise NotImplementedError
 
     def name(self) -> str:
@@ -160,9 +163,6 @@ class Value(Change):
         if observed is not None and not self.same(now, observed):
             return Undone(SUPERSEDED, f"{self.name()} was set to {now!r} by someone else and is left alone")
         self.write(self.old_value(), grip)
-        now = self.read(grip)
-        if now is not None and not self.same(now, self.old_value()):
-            raise ChangeFailed(f"{self.name()} is {now!r} after writing back {self.old_value()!r}")
         return Undone(RESTORED)
 
 
@@ -194,8 +194,6 @@ class Created(Change):
         if not self.present(grip):
             return Undone(ALREADY)
         self.remove(grip)
-        if self.present(grip):
-            raise ChangeFailed(f"{self.name()} is still there after its removal")
         return Undone(REMOVED)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, List
 from chaosgpu.changes.base import LOST, Created, Described, Undone
 from chaosgpu.changes.errors import Moved
 from chaosgpu.changes.grip import Grip
-from chaosgpu.changes.netns import inside, netns_inode
+from chaosgpu.changes.netns import line, netns_inode, run, succeeds
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class NftTable(Created):
 
     def present(self, grip: Grip) -> bool:
         argv = ["nft", "list", "table", "inet", self.table]
-        return not self._lost() and grip.run(inside(self.netns, argv), check=False)[0] == 0
+        return not self._lost() and succeeds(self.netns, argv, grip)
 
     def apply(self, grip: Grip) -> Any:
         if self._lost():
@@ -41,15 +41,15 @@ class NftTable(Created):
         return super().apply(grip)
 
     def create(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, ["nft", "-f", "-"]), stdin=f"table inet {self.table} {{\n{self.body}\n}}\n")
+        run(self.netns, ["nft", "-f", "-"], grip, stdin=f"table inet {self.table} {{\n{self.body}\n}}\n")
 
     def remove(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, ["nft", "delete", "table", "inet", self.table]))
+        run(self.netns, ["nft", "delete", "table", "inet", self.table], grip)
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         return Undone(LOST, self._lost()) if self._lost() else super().undo(observed, grip)
 
     def describe(self) -> Described:
-        nft = " ".join(inside(self.netns, ["nft"]))
+        nft = " ".join(line(self.netns, ["nft"]))
         body = shlex.quote(" ".join(f"table inet {self.table} {{ {self.body} }}".split()))
         return Described(f"{nft} {body}", f"{nft} delete table inet {self.table}")

@@ -1,7 +1,7 @@
-"""Queueing disciplines and filters (tc(8)), and the ifb device that ingress is redirected to.
+"""Queueing disciplines with their filters (tc(8)), and the ifb device that ingress is redirected to.
 
-A root qdisc made for a fault carries the injection's handle, and everything below it (leaves, filters) goes with it: it
-is one object whatever it holds. Deleting it gives the device its default back (measured: fq_codel, mq or noqueue).
+What is below a qdisc (leaves, filters) goes with it, so a tree is one object: made by one tc in batch mode, the qdisc
+first, so that whatever part of it was made is found by the qdisc and removed with it.
 """
 
 import shlex
@@ -11,12 +11,12 @@ from typing import Any, ClassVar, List
 from chaosgpu.changes.base import LOST, SUPERSEDED, Created, Described, Undone
 from chaosgpu.changes.errors import Moved
 from chaosgpu.changes.grip import Grip
-from chaosgpu.changes.netns import Place, ask, inside, link, netns_inode, qdiscs
+from chaosgpu.changes.netns import Place, ask, ifindex, line, netns_inode, qdiscs, run
 
 
 @dataclass(frozen=True)
-class _OnDevice(Created):
-    """A thing made on a device: lost with the device or its namespace, never looked for on a successor."""
+class _Tree(Created):
+    """A qdisc on a device with what is below it, lost with the device or its namespace."""
 
     netns: str
     netns_inode: int
@@ -27,31 +27,53 @@ class _OnDevice(Created):
     def place(self) -> Place:
         return Place(self.netns, self.netns_inode, self.device, self.ifindex)
 
+    def add(self) -> List[str]:
+        """The tc line that makes the qdisc."""
+        raise NotImplementedError
+
+    def delete(self) -> List[str]:
+        """The tc line that removes it with all below."""
+        raise NotImplementedError
+
+    def lines_below(self) -> List[List[str]]:
+        raise NotImplementedError
+
     def keys(self) -> List[str]:
         return [self.place.key()]
 
+    def _lines(self) -> List[List[str]]:
+        return [self.add(), *self.lines_below()]
+
     def apply(self, grip: Grip) -> Any:
-        lost = self.place.lost(grip)
+        lost = self.place.lost()
         if lost:
             raise Moved(lost)
         return super().apply(grip)
 
     def holds(self, grip: Grip) -> bool:
-        return not self.place.lost(grip) and self.present(grip)
+        return not self.place.lost() and self.present(grip)
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
-        lost = self.place.lost(grip)
+        lost = self.place.lost()
         return Undone(LOST, lost) if lost else super().undo(observed, grip)
 
-    def _line(self, argv: List[str]) -> str:
-        return " ".join(shlex.quote(word) for word in inside(self.netns, argv))
+    def create(self, grip: Grip) -> None:
+        batch = "\n".join(" ".join(words) for words in self._lines())
+        run(self.netns, ["tc", "-batch", "-"], grip, stdin=batch + "\n")
+
+    def remove(self, grip: Grip) -> None:
+        run(self.netns, ["tc", *self.delete()], grip)
+
+    def describe(self) -> Described:
+        made = [" ".join(map(shlex.quote, line(self.netns, ["tc", *words]))) for words in self._lines()]
+        return Described("; ".join(made), " ".join(line(self.netns, ["tc", *self.delete()])))
 
 
 @dataclass(frozen=True)
-class RootQdisc(_OnDevice):
-    """A root qdisc ``handle`` of ``kind`` with what is below it: each of ``below`` is a tc line without the device.
+class RootQdisc(_Tree):
+    """A root qdisc whose ``handle`` comes from the injection's id, of kind and options ``root``, with ``below``.
 
-    All is made by one tc(8) in batch mode, root first, so that whatever part was made is found and removed by the root.
+    Deleting it gives the device its default back (measured: fq_codel, mq or noqueue).
     """
 
     kind: ClassVar[str] = "net.qdisc"
@@ -63,91 +85,60 @@ class RootQdisc(_OnDevice):
     def name(self) -> str:
         return f"root qdisc {self.handle} of device {self.device}"
 
+    def add(self) -> List[str]:
+        return ["qdisc", "add", "dev", self.device, "root", "handle", self.handle, *self.root]
+
+    def delete(self) -> List[str]:
+        return ["qdisc", "del", "dev", self.device, "root", "handle", self.handle]
+
+    def lines_below(self) -> List[List[str]]:
+        return self.below
+
     def present(self, grip: Grip) -> bool:
         found = qdiscs(self.netns, self.device, grip)
         return any(entry.get("root") and entry.get("handle") == self.handle for entry in found)
 
-    def _lines(self) -> List[List[str]]:
-        """Every tc command, the device filled in after the object and verb."""
-        first = ["qdisc", "add", "dev", self.device, "root", "handle", self.handle, *self.root]
-        return [first, *([line[0], line[1], "dev", self.device, *line[2:]] for line in self.below)]
-
-    def create(self, grip: Grip) -> None:
-        batch = "\n".join(" ".join(line) for line in self._lines())
-        grip.run(inside(self.netns, ["tc", "-batch", "-"]), stdin=batch + "\n")
-
-    def remove(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, self._removal()))
-
-    def _removal(self) -> List[str]:
-        return ["tc", "qdisc", "del", "dev", self.device, "root", "handle", self.handle]
-
-    def describe(self) -> Described:
-        return Described("; ".join(self._line(["tc", *line]) for line in self._lines()), self._line(self._removal()))
-
 
 @dataclass(frozen=True)
-class Clsact(_OnDevice):
-    """The clsact qdisc of a device, where there was none. It stays when someone else put filters there meanwhile."""
+class IngressQdisc(_Tree):
+    """The clsact qdisc of a device that has none, with our ingress filters. Their preferences tell them from others'.
+
+    A clsact cannot carry an id, so it is left alone when someone else has put a filter there meanwhile.
+    """
 
     kind: ClassVar[str] = "net.clsact"
+
+    filters: List[List[str]] = field(default_factory=list)  # each: preference, then match and action
 
     def name(self) -> str:
         return f"clsact qdisc of device {self.device}"
 
+    def add(self) -> List[str]:
+        return ["qdisc", "add", "dev", self.device, "clsact"]
+
+    def delete(self) -> List[str]:
+        return ["qdisc", "del", "dev", self.device, "clsact"]
+
+    def lines_below(self) -> List[List[str]]:
+        return [["filter", "add", "dev", self.device, "ingress", "pref", *words] for words in self.filters]
+
     def present(self, grip: Grip) -> bool:
         return any(entry.get("kind") == "clsact" for entry in qdiscs(self.netns, self.device, grip))
 
-    def create(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, ["tc", "qdisc", "add", "dev", self.device, "clsact"]))
-
-    def remove(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, ["tc", "qdisc", "del", "dev", self.device, "clsact"]))
-
     def undo(self, observed: Any, grip: Grip) -> Undone:
-        if not self.place.lost(grip) and self.present(grip):
+        if not self.place.lost() and self.present(grip):
+            ours = {int(words[0]) for words in self.filters}
             for side in ("ingress", "egress"):
-                if ask(self.netns, ["tc", "-j", "filter", "show", "dev", self.device, side], grip):
-                    return Undone(SUPERSEDED, f"{self.name()} has {side} filters of someone else and is left alone")
+                listed = ask(self.netns, ["tc", "-j", "filter", "show", "dev", self.device, side], grip)
+                if any(entry.get("pref") not in ours for entry in listed):
+                    return self._leave_to_others(ours, grip)
         return super().undo(observed, grip)
 
-    def describe(self) -> Described:
-        tc = ["tc", "qdisc"]
-        return Described(
-            self._line([*tc, "add", "dev", self.device, "clsact"]),
-            self._line([*tc, "del", "dev", self.device, "clsact"]),
-        )
-
-
-@dataclass(frozen=True)
-class IngressFilter(_OnDevice):
-    """One filter on a device's ingress, known by its ``preference``, which the survey found unused."""
-
-    kind: ClassVar[str] = "net.filter"
-
-    preference: int
-    match: List[str] = field(default_factory=list)  # protocol, flower, keys, action
-
-    def name(self) -> str:
-        return f"ingress filter {self.preference} of device {self.device}"
-
-    def present(self, grip: Grip) -> bool:
-        if not any(entry.get("kind") in ("clsact", "ingress") for entry in qdiscs(self.netns, self.device, grip)):
-            return False
-        found = ask(self.netns, ["tc", "-j", "filter", "show", "dev", self.device, "ingress"], grip)
-        return any(entry.get("pref") == self.preference for entry in found)
-
-    def _argv(self, verb: str) -> List[str]:
-        return ["tc", "filter", verb, "dev", self.device, "ingress", "pref", str(self.preference)]
-
-    def create(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, [*self._argv("add"), *self.match]))
-
-    def remove(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, self._argv("del")))
-
-    def describe(self) -> Described:
-        return Described(self._line([*self._argv("add"), *self.match]), self._line(self._argv("del")))
+    def _leave_to_others(self, ours: Any, grip: Grip) -> Undone:
+        for preference in sorted(ours):
+            argv = ["tc", "filter", "del", "dev", self.device, "ingress", "pref", str(preference)]
+            run(self.netns, argv, grip)
+        return Undone(SUPERSEDED, f"{self.name()} has filters of someone else: ours are removed, it is left")
 
 
 @dataclass(frozen=True)
@@ -168,22 +159,21 @@ class IfbLink(Created):
         return f"ifb device {self.device}"
 
     def present(self, grip: Grip) -> bool:
-        return netns_inode(self.netns) == self.netns_inode and link(self.netns, self.device, grip) is not None
+        return netns_inode(self.netns) == self.netns_inode and ifindex(self.netns, self.device) != 0
 
     def _lines(self) -> List[List[str]]:
         return [
-            ["ip", "link", "add", self.device, "type", "ifb"],
-            ["ip", "link", "set", "dev", self.device, "up"],
+            ["ip", "link", "add", self.device, "up", "type", "ifb"],
             ["tc", "qdisc", "add", "dev", self.device, "root", *self.qdisc],
         ]
 
     def create(self, grip: Grip) -> None:
-        for line in self._lines():
-            grip.run(inside(self.netns, line))
+        for words in self._lines():
+            run(self.netns, words, grip)
 
     def remove(self, grip: Grip) -> None:
-        grip.run(inside(self.netns, ["ip", "link", "del", "dev", self.device]))
+        run(self.netns, ["ip", "link", "del", "dev", self.device], grip)
 
     def describe(self) -> Described:
-        lines = [" ".join(inside(self.netns, line)) for line in self._lines()]
-        return Described("; ".join(lines), " ".join(inside(self.netns, ["ip", "link", "del", "dev", self.device])))
+        made = [" ".join(line(self.netns, words)) for words in self._lines()]
+        return Described("; ".join(made), " ".join(line(self.netns, ["ip", "link", "del", "dev", self.device])))

@@ -1,6 +1,5 @@
 """What a survey reads of the network: routes, the way in, RDMA providers, kernel modules, round trips."""
 
-import ctypes
 import ipaddress
 import json
 import os
@@ -11,11 +10,9 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from chaosgpu.changes.errors import ChangeFailed
 from chaosgpu.changes.file_value import read_file
-from chaosgpu.changes.grip import Grip, die_with_parent
+from chaosgpu.changes.grip import Grip
 from chaosgpu.changes.netns import ask, inside
 
-_CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
 CONTROL_PORTS = {22: "ssh", 6443: "the API server", 10250: "the kubelet"}
 SOFT_RDMA = ("rxe", "siw")
 _ESTABLISHED = "01"
@@ -42,7 +39,8 @@ def family(address: str) -> str:
 def route_device(address: str, netns: str, grip: Grip) -> str:
     """The device that packets to an address leave by (`ip route get`); "" when there is no route."""
     target = address.partition("/")[0]
-    status, out, _ = grip.run(inside(netns, ["ip", "-j", "route", "get", target]), check=False)
+    with inside(netns):
+        status, out, _ = grip.run(["ip", "-j", "route", "get", target], check=False)
     if status != 0 or not out:
         return ""
     return str(json.loads(out)[0].get("dev", ""))
@@ -65,14 +63,12 @@ def neighbours(device: str, netns: str, grip: Grip) -> List[str]:
     return gateways + [str(entry["dst"]) for entry in near if "REACHABLE" in entry.get("state", [])]
 
 
-def control_peers(netns: str, grip: Grip) -> List[Tuple[str, int, bool]]:
+def control_peers(netns: str) -> List[Tuple[str, int, bool]]:
     """Established connections by which this machine is controlled: (remote address, port, whether the port is ours)."""
     found = set()
     for table in ("tcp", "tcp6"):
-        if netns:
-            text = grip.run(inside(netns, ["cat", f"/proc/net/{table}"]), check=False)[1]
-        else:
-            text = read_file(f"/proc/net/{table}") or ""
+        with inside(netns):
+            text = read_file(f"/proc/thread-self/net/{table}") or ""
         for line in text.splitlines()[1:]:
             fields = line.split()
             if len(fields) < 4 or fields[3] != _ESTABLISHED:
@@ -125,7 +121,8 @@ def ping(address: str, netns: str, count: int, interval_seconds: float, grip: Gr
     wait = "2"
     argv = ["ping", "-n", "-q", "-c", str(count), "-i", f"{interval_seconds:.3f}", "-W", wait, address]
     try:
-        _, out, _ = grip.run(inside(netns, argv), check=False, seconds=count * interval_seconds + 8)
+        with inside(netns):
+            _, out, _ = grip.run(argv, check=False, seconds=count * interval_seconds + 8)
     except ChangeFailed:
         return None
     counts = re.search(r"(\d+) packets transmitted, (\d+) received", out)
@@ -137,24 +134,9 @@ def ping(address: str, netns: str, count: int, interval_seconds: float, grip: Gr
 
 def connect_ms(address: str, port: int, netns: str, count: int) -> Optional[float]:
     """The median time of a TCP connect in milliseconds, from inside a namespace; None when it never succeeds."""
-    told_read, told_write = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
-    if child == 0:
-        try:
-            die_with_parent()
-            if netns:
-                fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
-                if _libc.setns(fd, _CLONE_NEWNET) != 0:
-                    os._exit(1)
-            os.write(told_write, json.dumps(_connects(address, port, count)).encode())
-        finally:
-            os._exit(0)
-    os.close(told_write)
-    with os.fdopen(told_read, "rb") as told:
-        answer = told.read()
-    os.waitpid(child, 0)
-    taken = sorted(json.loads(answer)) if answer else []
-    return float(taken[len(taken) // 2]) if taken else None
+    with inside(netns):
+        taken = sorted(_connects(address, port, count))
+    return taken[len(taken) // 2] if taken else None
 
 
 def _connects(address: str, port: int, count: int) -> List[float]:

@@ -8,8 +8,8 @@ from chaosgpu.changes.base import Change
 from chaosgpu.changes.errors import BadArgument, ChangeFailed, NoEffect
 from chaosgpu.changes.file_value import read_file
 from chaosgpu.changes.grip import Grip
-from chaosgpu.changes.netns import ask, link, netns_inode, qdiscs
-from chaosgpu.changes.qdisc import Clsact, IfbLink, IngressFilter, RootQdisc
+from chaosgpu.changes.netns import ask, ifindex, link, netns_inode, qdiscs
+from chaosgpu.changes.qdisc import IfbLink, IngressQdisc, RootQdisc
 from chaosgpu.faults import net, params
 from chaosgpu.faults.base import Declaration, Fault, Survey, fault
 
@@ -120,7 +120,7 @@ class ImpairNetwork(Fault):
                 " so this would do nothing to it (a link, rate limit or switch fault would)",
                 unless="tcp_only",
             )
-        facts["control"] = [list(entry) for entry in net.control_peers(facts["netns"], survey.grip)]
+        facts["control"] = [list(entry) for entry in net.control_peers(facts["netns"])]
         narrowed = self.peer is not None or self.port is not None
         if device in net.default_route_devices(facts["netns"], survey.grip) and not narrowed:
             survey.refuse(
@@ -141,14 +141,11 @@ class ImpairNetwork(Fault):
                     f"device {device} has qdisc {entry.get('kind')} {entry.get('handle')}, set by someone else:"
                     " remove it, or have its owner do so"
                 )
-        facts["clsact"] = any(entry.get("kind") in ("clsact", "ingress") for entry in before)
-        if self.direction != "egress":
-            taken = set()
-            if facts["clsact"]:
-                listed = ask(facts["netns"], ["tc", "-j", "filter", "show", "dev", device, "ingress"], survey.grip)
-                taken = {entry.get("pref") for entry in listed}
-            base = 1000 + int(survey.injection[:4], 16) % 20000
-            facts["preferences"] = [number for number in range(base, base + 200) if number not in taken]
+        if self.direction != "egress" and any(entry.get("kind") in ("clsact", "ingress") for entry in before):
+            survey.refuse(
+                f"device {device} has an ingress qdisc of someone else (a container network does that):"
+                " direction egress works, on this side or the peer's"
+            )
 
     def _limit_packets(self, device: str, mtu: int) -> int:
         """How many packets netem must be able to hold, or a long delay turns into loss (its default is 1000)."""
@@ -207,26 +204,27 @@ class ImpairNetwork(Fault):
             ifb = f"cg{survey.injection}"
             netem = self._netem(facts["limit"])
             changes.append(IfbLink(facts["netns"], facts["netns_inode"], ifb, netem))
-            if not facts["clsact"]:
-                changes.append(Clsact(*place))
-            preferences = iter(facts["preferences"])
-            for keys in self._spared(facts, "src"):
-                match = ["protocol", keys[0], "flower", *keys[1:], "action", "pass"]
-                changes.append(IngressFilter(*place, next(preferences), match))
-            for keys in self._matches(facts, "src"):
-                redirect = ["action", "mirred", "egress", "redirect", "dev", ifb]
-                match = ["protocol", keys[0], "flower", *keys[1:], *redirect]
-                changes.append(IngressFilter(*place, next(preferences), match))
+            changes.append(IngressQdisc(*place, self._ingress(facts, ifb)))
         return changes
+
+    def _ingress(self, facts: Dict[str, Any], ifb: str) -> List[List[str]]:
+        rows = [(keys, ["action", "pass"]) for keys in self._spared(facts, "src")]
+        redirect = ["action", "mirred", "egress", "redirect", "dev", ifb]
+        rows += [(keys, redirect) for keys in self._matches(facts, "src")]
+        return [
+            [str(preference), "protocol", keys[0], "flower", *keys[1:], *action]
+            for preference, (keys, action) in enumerate(rows, 1)
+        ]
 
     def _egress(self, facts: Dict[str, Any], place: Tuple[str, int, str, int]) -> RootQdisc:
         handle, leaf = facts["handle"], f"{int(facts['handle'][:-1], 16) + 1:x}:"
-        below = [["qdisc", "add", "parent", f"{handle}4", "handle", leaf, *self._netem(facts["limit"])]]
+        dev = ["dev", facts["device"]]
+        below = [["qdisc", "add", *dev, "parent", f"{handle}4", "handle", leaf, *self._netem(facts["limit"])]]
         preference = 0
         for band, rows in ((1, self._spared(facts, "dst")), (4, self._matches(facts, "dst"))):
             for keys in rows:
                 preference += 1
-                place_in = ["filter", "add", "parent", handle, "protocol", keys[0], "pref", str(preference)]
+                place_in = ["filter", "add", *dev, "parent", handle, "protocol", keys[0], "pref", str(preference)]
                 below.append([*place_in, "flower", *keys[1:], "classid", f"{handle}{band}"])
         return RootQdisc(*place, handle, BANDS, below)
 
@@ -297,7 +295,7 @@ class ImpairNetwork(Fault):
         return found
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
-        if link(facts["netns"], facts["device"], grip) is None:
+        if not ifindex(facts["netns"], facts["device"]):
             return {"note": f"device {facts['device']} is gone"}
         after = _shape(qdiscs(facts["netns"], facts["device"], grip))
         if after != facts["qdiscs_before"]:

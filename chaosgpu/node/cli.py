@@ -160,7 +160,7 @@ def _keeper(_: argparse.Namespace) -> int:
     if not keeper.hold_lock():
         return 0  # another was faster: there is a keeper
     os.chdir("/")
-    supervisor.protect_from_oom()
+    supervisor.protect()
     standby.keep(_running_bundle())
     return 0
 

@@ -199,7 +199,7 @@ class _Hand:
             change = self.changes[index]
             try:
                 undone = change.undo(self.observed.get(index), self.grip)
-                if undone.verdict in (base.RESTORED, base.REMOVED, base.ALREADY) and change.holds(self.grip):
+                if undone.verdict in (base.RESTORED, base.REMOVED) and change.holds(self.grip):
                     undone = base.Undone(
                         "stuck", f"{change.describe().undo}: undone without an error, yet it still holds"
                     )

@@ -6,6 +6,7 @@ It never touches a faulted object or a path that can hang: hands do, and they ca
 
 import fcntl
 import gc
+import importlib
 import math
 import os
 import selectors
@@ -273,6 +274,8 @@ def main(bundle: str) -> None:
     listener.bind(path)
     os.umask(old)
     listener.listen(64)
+    logger()  # imports its library now, not in the middle of an undo
+    importlib.import_module("chaosgpu.helpers.duty")
     gc.collect()
     gc.freeze()
     Keeper(listener, bundle).serve()

@@ -17,6 +17,7 @@ from chaosgpu.node import keeper, places, supervisor, wire
 from chaosgpu.node.log import forget_logger, logger
 
 SILENT_SECONDS = 1.0
+STARVED_SECONDS = 5.0
 TAKE_SECONDS = 2.0
 
 
@@ -71,7 +72,7 @@ def wait() -> bool:
     except OSError:
         return False
     guarded = wire.peer(sock).pid
-    ended = _keeper_ended(wire.Line(sock))
+    ended = _keeper_ended(wire.Line(sock), guarded)
     sock.close()
     if not ended or not take_lock(guarded):
         return False
@@ -79,19 +80,39 @@ def wait() -> bool:
     return True
 
 
-def _keeper_ended(line: wire.Line) -> bool:
-    """Block until the keeper leaves (False), or dies or falls silent with a record open (True)."""
+def _keeper_ended(line: wire.Line, pid: int) -> bool:
+    """Block until the keeper leaves (False), or dies or falls silent with a record open (True).
+
+    One silent second is enough for a keeper that does nothing; one that is being run, on a starved machine, is given
+    ``STARVED_SECONDS``, since replacing it would only add to the load.
+    """
     opened = True  # until the first word: a keeper that never answers is sick
+    silent_since, used = time.monotonic(), _cpu_ticks(pid)
     while True:
         readable, _, _ = select.select([line.sock], [], [], SILENT_SECONDS if opened else None)
         if not readable:
-            return True
+            now_used = _cpu_ticks(pid)
+            if now_used == used or time.monotonic() - silent_since > STARVED_SECONDS:
+                return True
+            used = now_used
+            continue
         for message in line.receive():
             if message.get("leave"):
                 return False
             opened = bool(message.get("open"))
         if line.eof:
             return True
+        silent_since, used = time.monotonic(), _cpu_ticks(pid)
+
+
+def _cpu_ticks(pid: int) -> int:
+    """CPU time a process has used, in clock ticks; -1 when it is stopped or gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return -1
+    return -1 if fields[0] in (b"T", b"t", b"Z", b"X") else int(fields[11]) + int(fields[12])
 
 
 def lock_holder() -> int:

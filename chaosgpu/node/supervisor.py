@@ -157,8 +157,12 @@ def leave_cgroups() -> None:
             pass
 
 
-def protect_from_oom() -> None:
-    """Be the last that the OOM killer chooses; needs CAP_SYS_RESOURCE, so best effort."""
+def protect() -> None:
+    """Be the last that the OOM killer chooses and the first that the scheduler does. Needs rights, so best effort."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    except OSError:
+        pass
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
             score.write("-999")

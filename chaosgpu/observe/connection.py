@@ -27,16 +27,15 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from chaosgpu.changes.errors import BadArgument
 from chaosgpu.faults import params
 
-PREFIX = "prometheus_"
 MIB = 1024**2
-_TOKEN = re.compile(r"[!-~]+")  # what a header can carry, without blanks
+TOKEN = r"[!-~]+"  # what a header can carry, without blanks
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 _HEADER_VALUE = re.compile(r"[!-~]([ \t!-~]*[!-~])?|")
 
@@ -69,31 +68,24 @@ def read_connection(configuration: Mapping[str, Any] | None, secrets: Mapping[st
 
     :raises BadArgument: which key, why, and what is allowed; never the value of one that may be secret.
     """
-    given = {
-        key: value
-        for source in (configuration, secrets)
-        for key, value in (source or {}).items()
-        if key.startswith(PREFIX) and value is not None
-    }
-    read = {name: parse(PREFIX + name, given[PREFIX + name]) for name, parse in _KEYS.items() if PREFIX + name in given}
+    read: dict[str, Any] = {}
+    for source in (configuration or {}, secrets or {}):
+        for key, (name, parse) in _KEYS.items():
+            if source.get(key) is not None:
+                value = parse(key, source[key])
+                read[name] = {**read.get(name, {}), **value} if isinstance(value, dict) else value
     if "base_url" not in read:
         raise BadArgument(
             "prometheus_base_url is missing: put it into the experiment's configuration, such as http://127.0.0.1:9090"
         )
-    _together(read, "username", "password")
-    _together(read, "client_key", "client_cert", both=False)
-    ways = [name for name in ("bearer_token", "bearer_token_file", "username") if name in read]
-    if any(name.lower() == "authorization" for name in read.get("headers", {})):
-        ways.append("headers")
-    if len(ways) > 1:
-        raise BadArgument(f"{' and '.join(PREFIX + way for way in ways)} are given: one way to authenticate is allowed")
-    return Connection(**read)
-
-
-def _together(read: dict[str, Any], first: str, second: str, both: bool = True) -> None:
-    for has, lacks in ((first, second), (second, first))[: 2 if both else 1]:
+    for has, lacks in (("username", "password"), ("password", "username"), ("client_key", "client_cert")):
         if has in read and lacks not in read:
-            raise BadArgument(f"{PREFIX}{lacks} is missing: {PREFIX}{has} is given and needs it")
+            raise BadArgument(f"prometheus_{lacks} is missing: prometheus_{has} is given and needs it")
+    ways = [f"prometheus_{name}" for name in ("bearer_token", "bearer_token_file", "username") if name in read]
+    ways += ["prometheus_headers" for name in read.get("headers", {}) if name.lower() == "authorization"]
+    if len(ways) > 1:
+        raise BadArgument(f"{' and '.join(ways)} are given: one way to authenticate is allowed")
+    return Connection(**read)
 
 
 def _url(name: str, value: Any, credentials: bool) -> str:
@@ -120,10 +112,15 @@ def _file(name: str, value: Any) -> str:
     return value
 
 
-def _secret(name: str, value: Any, pattern: re.Pattern[str], allowed: str) -> str:
-    if not isinstance(value, str) or not pattern.fullmatch(value.strip()):
-        raise BadArgument(f"{name} is not usable (its value is not shown): {allowed} is allowed")
-    return value.strip()
+def _secret(pattern: str, allowed: str) -> Callable[[str, Any], str]:
+    compiled = re.compile(pattern)
+
+    def parse(name: str, value: Any) -> str:
+        if not isinstance(value, str) or not compiled.fullmatch(value):
+            raise BadArgument(f"{name} is not usable (its value is not shown): {allowed} is allowed")
+        return value
+
+    return parse
 
 
 def _mapping(name: str, value: Any) -> dict[str, str]:
@@ -145,27 +142,27 @@ def _headers(name: str, value: Any) -> dict[str, str]:
     for key, text in headers.items():
         if not _HEADER_NAME.fullmatch(key) or not _HEADER_VALUE.fullmatch(text):
             raise BadArgument(
-                f"{name} has the entry {params.shown(key)} (its value is not shown): ASCII without line breaks is allowed"
+                f"{name} has the entry {params.shown(key)} (its value is not shown): printable ASCII is allowed"
             )
     return headers
 
 
-_KEYS = {
-    "base_url": lambda name, value: _url(name, value, credentials=False),
-    "timeout_seconds": params.seconds(0.1, 600),
-    "connect_timeout_seconds": params.seconds(0.1, 60),
-    "retries": params.integer(0, 10),
-    "max_bytes": params.size_bytes(1024, 1024 * MIB),
-    "method": params.choice("POST", "GET"),
-    "headers": _headers,
-    "parameters": _mapping,
-    "proxy": lambda name, value: _url(name, value, credentials=True),
-    "verify_tls": params.flag,
-    "ca": _file,
-    "client_cert": _file,
-    "client_key": _file,
-    "bearer_token": lambda name, value: _secret(name, value, _TOKEN, "printable ASCII without blanks"),
-    "bearer_token_file": _file,
-    "username": lambda name, value: _secret(name, value, re.compile(r"[^:\x00-\x1f\x7f]+"), "text without a colon"),
-    "password": lambda name, value: _secret(name, value, re.compile(r"[^\x00-\x1f\x7f]+"), "text without line breaks"),
+_KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "prometheus_base_url": ("base_url", lambda name, value: _url(name, value, credentials=False)),
+    "prometheus_timeout": ("timeout_seconds", params.seconds(0.1, 600)),
+    "prometheus_connect_timeout": ("connect_timeout_seconds", params.seconds(0.1, 60)),
+    "prometheus_retries": ("retries", params.integer(0, 10)),
+    "prometheus_max_bytes": ("max_bytes", params.size_bytes(1024, 1024 * MIB)),
+    "prometheus_method": ("method", params.choice("POST", "GET")),
+    "prometheus_headers": ("headers", _headers),
+    "prometheus_parameters": ("parameters", _mapping),
+    "prometheus_proxy": ("proxy", lambda name, value: _url(name, value, credentials=True)),
+    "prometheus_verify_tls": ("verify_tls", params.flag),
+    "prometheus_ca": ("ca", _file),
+    "prometheus_client_cert": ("client_cert", _file),
+    "prometheus_client_key": ("client_key", _file),
+    "prometheus_bearer_token": ("bearer_token", _secret(TOKEN, "printable ASCII without blanks")),
+    "prometheus_bearer_token_file": ("bearer_token_file", _file),
+    "prometheus_username": ("username", _secret(r"[^:\x00-\x1f\x7f]+", "text without colon and line break")),
+    "prometheus_password": ("password", _secret(r"[^\x00-\x1f\x7f]+", "text without line break")),
 }

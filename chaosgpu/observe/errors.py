@@ -18,6 +18,6 @@ class Unanswered(ChaosgpuError):
 
 
 class NoValue(ChaosgpuError):
-    """The server answered, and there is no number in it that may be used: no data, NaN, too few series, stale samples."""
+    """The server answered without a number that may be used: no data, NaN, too few series, stale samples."""
 
     kind = "no-value"

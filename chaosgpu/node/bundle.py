@@ -4,7 +4,7 @@ A keeper runs from its own copy, so an upgraded or deleted environment changes n
 """
 
 import hashlib
-import importlib
+import importlib.machinery
 import io
 import os
 import pkgutil
@@ -50,7 +50,11 @@ def build() -> bytes:
                 if name.endswith(".py"):
                     path = os.path.join(directory, name)
                     files["chaosgpu/" + os.path.relpath(path, root)] = _read(path)
-    logzero = os.path.dirname(importlib.import_module("logzero").__file__ or "")
+    # Not by import: under `chaos` the module of that name is the toolkit's stub, which has no file.
+    found = importlib.machinery.PathFinder.find_spec("logzero")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("logzero is not installed, and the keeper needs it: pip install logzero")
+    logzero = os.path.dirname(found.origin)
     for module in pkgutil.iter_modules([logzero]):
         files[f"logzero/{module.name}.py"] = _read(os.path.join(logzero, module.name + ".py"))
     files["logzero/__init__.py"] = _read(os.path.join(logzero, "__init__.py"))

@@ -72,7 +72,7 @@ class Cluster:
         """What an experiment needs to know, as the toolkit's ``--var-file`` brings it in."""
         mount = self.volume.mounted()
         return {
-            "prometheus_url": self.url(self.prometheus),
+            "prometheus_base_url": self.url(self.prometheus),
             "step_rate": STEP_RATE,
             "checkpoints": str(self.place.checkpoints),
             "checkpoint_device": mount.device if mount else "",

@@ -94,7 +94,7 @@ def test_variables_are_what_the_toolkit_reads(running) -> None:
     configuration, secrets = merge_vars(var_files=[running["variables"]])
     assert secrets == {}
     assert set(configuration) == {
-        "prometheus_url",
+        "prometheus_base_url",
         "step_rate",
         "checkpoints",
         "checkpoint_device",
@@ -113,8 +113,8 @@ def test_prometheus_sees_job_volume_and_machine(running) -> None:
         # node_exporter reads that file, so it sees no mount of a namespace that a test runner made for itself.
         queries.pop("volume, bytes free")
     for query in queries.values():
-        assert wait_for(running["prometheus_url"], query, lambda seen: seen >= 0) is not None
-    assert wait_for(running["prometheus_url"], "sum(up)", lambda seen: seen == 3)
+        assert wait_for(running["prometheus_base_url"], query, lambda seen: seen >= 0) is not None
+    assert wait_for(running["prometheus_base_url"], "sum(up)", lambda seen: seen == 3)
 
 
 def test_ranks_talk_over_their_own_wire_and_not_over_the_machines(running) -> None:
@@ -131,43 +131,43 @@ def test_throttled_volume_slows_the_job_and_lifting_it_heals(running) -> None:
     on, off = ("wbps=262144", "wbps=max") if limit.name == "io.max" else ("262144", "0")
     limit.write_text(f"{number} {on}")
     try:
-        wait_for(running["prometheus_url"], running["step_rate"], lambda rate: rate < 8)
-        wait_for(running["prometheus_url"], "max(training_checkpoint_seconds)", lambda seconds: seconds > 2)
+        wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate < 8)
+        wait_for(running["prometheus_base_url"], "max(training_checkpoint_seconds)", lambda seconds: seconds > 2)
     finally:
         limit.write_text(f"{number} {off}")
-    wait_for(running["prometheus_url"], running["step_rate"], lambda rate: rate > 12)
+    wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate > 12)
 
 
 def test_stopped_rank_stops_the_job_and_is_told(running) -> None:
     pid = pids(running)["rank1"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for(running["prometheus_url"], running["step_rate"], lambda rate: rate < 1)
+        wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate < 1)
         health = lab.status()
         assert health["state"] == "partial"
         told = {part["name"]: part["detail"] for part in health["components"] if not part["healthy"]}
         assert told["rank1"] == "stopped by a signal or a tracer"
     finally:
         os.kill(pid, signal.SIGCONT)
-    wait_for(running["prometheus_url"], running["step_rate"], lambda rate: rate > 12)
+    wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate > 12)
     assert pids(lab.status()) == pids(running)
 
 
 def test_up_replaces_a_killed_rank_which_goes_on_where_the_job_was(running) -> None:
     steps = "min(training_steps_total)"
-    before = wait_for(running["prometheus_url"], steps, lambda count: count > 0)
+    before = wait_for(running["prometheus_base_url"], steps, lambda count: count > 0)
     os.kill(pids(running)["rank0"], signal.SIGKILL)
     lab.up(silent)
     after = pids(lab.status())
     assert after["rank0"] != pids(running)["rank0"]
     assert after["rank1"] == pids(running)["rank1"]
-    assert wait_for(running["prometheus_url"], steps, lambda count: count > before)
-    assert wait_for(running["prometheus_url"], "sum(training_rejoins_total)", lambda count: count >= 1)
+    assert wait_for(running["prometheus_base_url"], steps, lambda count: count > before)
+    assert wait_for(running["prometheus_base_url"], "sum(training_rejoins_total)", lambda count: count >= 1)
 
 
 def test_up_remakes_a_network_whose_wire_is_gone(running) -> None:
     subprocess.run(["nsenter", f"--net={DIRECTORY}/netns/rank0", "ip", "link", "del", "wire"], check=True)
-    wait_for(running["prometheus_url"], running["step_rate"], lambda rate: rate < 1)
+    wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate < 1)
     assert lab.status()["state"] == "partial"
     lab.up(silent)
     assert lab.status()["state"] == "up"
@@ -336,7 +336,7 @@ def test_a_port_in_use_is_passed_over() -> None:
             )
             lab.up(silent)
         assert lab.status()["state"] == "up"
-        assert f":{taken}" not in lab.status()["prometheus_url"]
+        assert f":{taken}" not in lab.status()["prometheus_base_url"]
     lab.down(silent)
     assert traces() == []
 

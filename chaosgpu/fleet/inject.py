@@ -9,6 +9,7 @@ from chaosgpu.changes.errors import BadArgument, ChaosgpuError
 from chaosgpu.faults import params
 from chaosgpu.faults.base import CATALOGUE, RAISE_CAP, arguments_of, build, duration_seconds
 from chaosgpu.fleet import local, runs
+from chaosgpu.fleet.ask import check_nodes
 
 OPT_OUTS = (RAISE_CAP, "concurrent", "unsupervised", "hardware")  # understood for every fault
 
@@ -34,7 +35,7 @@ def inject(
         seconds = duration_seconds(duration, allowed)
         dry = params.flag("dry_run", dry_run)
         outlive = params.flag("outlive_run", outlive_run)
-        chosen = _nodes(nodes)
+        chosen = check_nodes(nodes)
         checked = arguments_of(build(fault, arguments))
         request = {
             "op": "inject",
@@ -72,13 +73,3 @@ def _allow(allow: Any, fault: str) -> list[str]:
     if not isinstance(allow, (list, tuple)) or not all(isinstance(word, str) and word in known for word in allow):
         raise BadArgument(f"allow is {params.shown(allow)}: a list of {', '.join(known)} is allowed")
     return list(allow)
-
-
-def _nodes(nodes: Any) -> list[str]:
-    if nodes is None:
-        return [local.NAME]
-    if isinstance(nodes, str):
-        nodes = [nodes]
-    if not isinstance(nodes, (list, tuple)) or list(nodes) != [local.NAME]:
-        raise BadArgument(f"nodes is {params.shown(nodes)}: ['{local.NAME}'] (this machine) is allowed in this version")
-    return list(nodes)

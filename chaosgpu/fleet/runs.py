@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from chaosgpu.changes.errors import ChaosgpuError
+
 KEEP = 200
 
 
@@ -59,3 +61,11 @@ def recall(run: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def newest() -> str:
+    """The run that was remembered last. Raises ChaosgpuError when there is none."""
+    known = sorted(directory().glob("*.json"), key=lambda path: path.stat().st_mtime)
+    if not known:
+        raise ChaosgpuError(f"no run is remembered in {directory()}: chaos gpu revert --all undoes what this node has")
+    return known[-1].stem

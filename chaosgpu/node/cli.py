@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NoReturn, Optional
 
 from chaosgpu import __version__
 from chaosgpu.changes.errors import ChaosgpuError
-from chaosgpu.node import bundle, client, keeper, ledger, places, standby, supervisor
+from chaosgpu.node import bundle, client, keeper, places, standby, supervisor
 
 STUCK = 3
 
@@ -91,7 +91,8 @@ def _told(entry: Dict[str, Any]) -> str:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    answer = _ask_if_needed({"op": "list", "recent": arguments.recent}, {"faults": []})
+    request = {"op": "list", "recent": arguments.recent}
+    answer = (client.call(request) if arguments.recent else client.call_if_kept(request)) or {"faults": []}
     return _show(arguments, answer, [_told(entry) for entry in answer.get("faults", [])] or ["no faults"])
 
 
@@ -99,7 +100,7 @@ def _revert(arguments: argparse.Namespace) -> int:
     if not (arguments.ids or arguments.of_run or arguments.all):
         raise ChaosgpuError("say what to revert: an ID, --run RUN or --all (chaosgpu-node list shows them)")
     request = {"op": "revert", "ids": arguments.ids, "run": arguments.of_run}
-    answer = _ask_if_needed(request, {"reverted": []})
+    answer = client.rescue(request) or {"reverted": []}
     return _show(arguments, answer, [_told(entry) for entry in answer.get("reverted", [])] or ["nothing to revert"])
 
 
@@ -130,18 +131,8 @@ def _abandon(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    answer = _ask_if_needed({"op": "list"}, {"faults": []})
+    answer = client.call_if_kept({"op": "list"}) or {"faults": []}
     return _show(arguments, answer, [_told(entry) for entry in answer.get("faults", [])] or ["no faults"])
-
-
-def _ask_if_needed(request: Dict[str, Any], otherwise: Dict[str, Any]) -> Dict[str, Any]:
-    """Ask the keeper; where none runs, start one only if a ledger has an open record."""
-    if not standby.lock_holder():
-        directories = {places.state_dir(), *places.known_states()}
-        if not any(record.state != "closed" for directory in directories for record in ledger.read_all(directory)):
-            if not request.get("recent"):
-                return otherwise
-    return client.call(request)
 
 
 def _request(_: argparse.Namespace) -> int:

@@ -7,11 +7,15 @@ import time
 from typing import Any, Dict, Optional
 
 from chaosgpu.changes.errors import ChaosgpuError, Unreachable
-from chaosgpu.node import bundle, places, standby, supervisor, wire
+from chaosgpu.node import bundle, ledger, places, standby, supervisor, wire
 
 START_SECONDS = 20.0
 HELLO_SECONDS = 3.0
 ANSWER_SECONDS = 180.0
+
+
+class Silent(Unreachable):
+    """A keeper holds the lock and does not answer: ``takeover`` replaces it."""
 
 
 class Broken(Unreachable):
@@ -32,9 +36,7 @@ class Client:
             self.sock.sendall(wire.encode(request))
             return wire.wait_for_message(self.sock, seconds)
         except socket.timeout:
-            raise Unreachable(
-                f"{self.node}: the keeper gave no answer in {seconds:g} s: `chaosgpu-node takeover`"
-            ) from None
+            raise Silent(f"{self.node}: the keeper gave no answer in {seconds:g} s: `chaosgpu-node takeover`") from None
         except (OSError, ChaosgpuError) as error:
             raise Broken(f"{self.node}: the connection to the keeper broke ({error})") from None
 
@@ -72,7 +74,7 @@ class Client:
             hello = wire.wait_for_message(sock, HELLO_SECONDS)
         except socket.timeout:
             sock.close()
-            raise Unreachable(
+            raise Silent(
                 f"{self.node}: the keeper (pid {standby.lock_holder()}) is silent for {HELLO_SECONDS:g} s:"
                 " `chaosgpu-node takeover` replaces it"
             ) from None
@@ -131,6 +133,27 @@ def call(request: Dict[str, Any], start: bool = True, seconds: float = ANSWER_SE
     """One request over a connection of its own."""
     with Client(start) as client:
         return client.call(request, seconds)
+
+
+def call_if_kept(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """One request where there is something to ask about; None where no keeper runs and no ledger has an open record.
+
+    Looking costs no keeper, so a rollback of an experiment that injected nothing starts none.
+    """
+    if not standby.lock_holder():
+        directories = {places.state_dir(), *places.known_states()}
+        if all(record.state == "closed" for directory in directories for record in ledger.read_all(directory)):
+            return None
+    return call(request)
+
+
+def rescue(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """As ``call_if_kept``; a silent keeper is replaced first, since undoing matters more than asking."""
+    try:
+        return call_if_kept(request)
+    except (Silent, Broken):
+        takeover()
+        return call(request)
 
 
 def call_text(text: str) -> Dict[str, Any]:

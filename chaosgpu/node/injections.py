@@ -557,7 +557,8 @@ class Injections:
         places.remember_state(self.state_dir)
         found: List[ledger.Record] = []
         for directory in places.known_states():
-            found += list(ledger.read_all(directory))
+            ledger.drop_empty(directory)
+            found += ledger.read_all(directory)
         now, wall = places.boottime(), time.time()
         for record in reversed(found):
             planned = record.lines[0]

@@ -8,7 +8,7 @@ read back after one change), ``active``, ``undoing``, ``closed``. Only the keepe
 import json
 import os
 import zlib
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, List, Optional
 
 from chaosgpu.changes.errors import ChaosgpuError
 
@@ -138,20 +138,36 @@ def sync_directory(directory: str) -> None:
         os.close(fd)
 
 
-def read_all(directory: str) -> Iterator[Record]:
-    """Every record of a ledger, oldest first by its planned time; records without one valid line are deleted."""
-    found = []
+def read_all(directory: str) -> List[Record]:
+    """Every record of a ledger that has a valid line, oldest first by its planned time. Reading only."""
+    return sorted(
+        (record for record in _load_all(directory) if record.lines),
+        key=lambda record: (record.lines[0].get("at", 0), record.id),
+    )
+
+
+def drop_empty(directory: str) -> None:
+    """Delete records without one valid line: the keeper died before ``planned`` was durable, nothing was touched.
+
+    For the keeper alone, at its start: seen from elsewhere, such a file may be a record that is being written.
+    """
+    for record in _load_all(directory):
+        if not record.lines:
+            os.unlink(record.path)
+
+
+def _load_all(directory: str) -> List[Record]:
     try:
         names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
     except FileNotFoundError:
-        return iter(())
+        return []
+    found = []
     for name in names:
-        record = Record.load(os.path.join(directory, name))
-        if record.lines:
-            found.append(record)
-        else:
-            os.unlink(record.path)  # the machine died before ``planned`` was durable: nothing was touched
-    return iter(sorted(found, key=lambda record: (record.lines[0].get("at", 0), record.id)))
+        try:
+            found.append(Record.load(os.path.join(directory, name)))
+        except FileNotFoundError:
+            pass  # pruned meanwhile
+    return found
 
 
 def prune(closed: List[Record]) -> List[Record]:

@@ -1,5 +1,6 @@
 """What an experiment observes: ``"module": "chaosgpu.probes", "func": "metric_holds"``."""
 
+from chaosgpu.probes.faults import faults_active, list_faults
 from chaosgpu.probes.prometheus import (
     capture_baseline,
     metric_changed,
@@ -10,6 +11,8 @@ from chaosgpu.probes.prometheus import (
 
 __all__ = [
     "capture_baseline",
+    "faults_active",
+    "list_faults",
     "metric_changed",
     "metric_holds",
     "metric_value",

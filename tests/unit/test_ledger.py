@@ -69,6 +69,8 @@ def test_a_bad_first_line_is_damage_and_an_empty_file_is_nothing(tmp_path):
     assert ledger.Record.load(record.path).damaged
     (tmp_path / "zeros.record").write_bytes(bytes(4096))
     assert [found.id for found in ledger.read_all(str(tmp_path))] == ["abc"]
+    assert (tmp_path / "zeros.record").exists()  # it may be one that a keeper is writing just now
+    ledger.drop_empty(str(tmp_path))
     assert not (tmp_path / "zeros.record").exists()
 
 

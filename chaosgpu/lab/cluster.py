@@ -73,7 +73,6 @@ class Cluster:
         mount = self.volume.mounted()
         return {
             "prometheus_base_url": self.url(self.prometheus),
-            "step_rate": STEP_RATE,
             "checkpoints": str(self.place.checkpoints),
             "checkpoint_device": mount.device if mount else "",
             **{f"rank{rank}_cgroup": self.groups.relative(rank) for rank in RANKS},

@@ -15,6 +15,7 @@ import pytest
 
 from chaosgpu import lab
 from chaosgpu.lab.checkpoint import BLOCK_BYTES, Checkpoint
+from chaosgpu.lab.cluster import STEP_RATE
 from chaosgpu.lab.debian import unpack
 from chaosgpu.lab.model import Model
 from chaosgpu.lab.monitoring import value
@@ -95,7 +96,6 @@ def test_variables_are_what_the_toolkit_reads(running) -> None:
     assert secrets == {}
     assert set(configuration) == {
         "prometheus_base_url",
-        "step_rate",
         "checkpoints",
         "checkpoint_device",
         "rank0_cgroup",
@@ -131,25 +131,25 @@ def test_throttled_volume_slows_the_job_and_lifting_it_heals(running) -> None:
     on, off = ("wbps=262144", "wbps=max") if limit.name == "io.max" else ("262144", "0")
     limit.write_text(f"{number} {on}")
     try:
-        wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate < 8)
+        wait_for(running["prometheus_base_url"], STEP_RATE, lambda rate: rate < 8)
         wait_for(running["prometheus_base_url"], "max(training_checkpoint_seconds)", lambda seconds: seconds > 2)
     finally:
         limit.write_text(f"{number} {off}")
-    wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate > 12)
+    wait_for(running["prometheus_base_url"], STEP_RATE, lambda rate: rate > 12)
 
 
 def test_stopped_rank_stops_the_job_and_is_told(running) -> None:
     pid = pids(running)["rank1"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate < 1)
+        wait_for(running["prometheus_base_url"], STEP_RATE, lambda rate: rate < 1)
         health = lab.status()
         assert health["state"] == "partial"
         told = {part["name"]: part["detail"] for part in health["components"] if not part["healthy"]}
         assert told["rank1"] == "stopped by a signal or a tracer"
     finally:
         os.kill(pid, signal.SIGCONT)
-    wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate > 12)
+    wait_for(running["prometheus_base_url"], STEP_RATE, lambda rate: rate > 12)
     assert pids(lab.status()) == pids(running)
 
 
@@ -167,7 +167,7 @@ def test_up_replaces_a_killed_rank_which_goes_on_where_the_job_was(running) -> N
 
 def test_up_remakes_a_network_whose_wire_is_gone(running) -> None:
     subprocess.run(["nsenter", f"--net={DIRECTORY}/netns/rank0", "ip", "link", "del", "wire"], check=True)
-    wait_for(running["prometheus_base_url"], running["step_rate"], lambda rate: rate < 1)
+    wait_for(running["prometheus_base_url"], STEP_RATE, lambda rate: rate < 1)
     assert lab.status()["state"] == "partial"
     lab.up(silent)
     assert lab.status()["state"] == "up"

@@ -19,5 +19,6 @@ def discover(discover_system: bool = True) -> Any:
     found = initialize_discovery_result("chaostoolkit-gpu", __version__, "gpu")
     found["activities"].extend(discover_actions("chaosgpu.actions"))
     found["activities"].extend(discover_probes("chaosgpu.probes"))
+    found["activities"].extend(discover_probes("chaosgpu.probes.chaosprometheus"))  # named so for chaos report
     found["activities"].extend(discover_actions("chaosgpu.rollbacks"))
     return found

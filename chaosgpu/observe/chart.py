@@ -7,7 +7,7 @@ from typing import Any
 from chaosgpu.observe.series import Series
 
 DRAWN_SERIES = 20
-LEAST_STEPS = 1000  # that a curve is high, in the whole numbers to which chaostoolkit-reporting cuts it
+LEAST_STEPS = 100  # that a curve is high, in the whole numbers to which chaostoolkit-reporting cuts it
 
 
 def charted(query: str, series: Sequence[Series]) -> dict[str, Any]:

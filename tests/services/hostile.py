@@ -27,8 +27,7 @@ class Hostile:
         class Handler(_Handler):
             server_of_tests = hostile
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
+        self._server = _QuietServer(("127.0.0.1", port), Handler)
         if context is not None:
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         scheme = "http" if context is None else "https"
@@ -43,6 +42,13 @@ class Hostile:
     def pause(self, seconds: float) -> bool:
         """Wait; true when the server is closed meanwhile."""
         return self._stop.wait(seconds)
+
+
+class _QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: clients that have had enough are what is tested."""
 
 
 class _Handler(BaseHTTPRequestHandler):

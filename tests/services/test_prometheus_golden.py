@@ -161,11 +161,11 @@ def test_a_range_is_plain_json_in_whole_numbers_for_the_report(server: dict[str,
     found = metric_range('g{rank="0"} / 100 or no_end or not_a_number', seconds=4, configuration=server)
     json.dumps(found, allow_nan=False)
     drawn = found["data"]
-    assert (drawn["resultType"], drawn["scale"]) == ("matrix", 10_000)
+    assert (drawn["resultType"], drawn["scale"]) == ("matrix", 1000)
     (half,) = (index for index, one in enumerate(found["series"]) if "rank" in one["labels"])
     assert [value for _, value in found["series"][half]["values"]] == [0.5] * 5
-    assert [value for _, value in drawn["result"][half]["values"]] == [5000] * 5
-    assert "(times 10000)" in drawn["result"][half]["metric"]["series"]
+    assert [value for _, value in drawn["result"][half]["values"]] == [500] * 5
+    assert "(times 1000)" in drawn["result"][half]["metric"]["series"]
     assert sum(len(one["values"]) for one in found["series"]) == 5
 
 

@@ -58,13 +58,13 @@ make_environment() {
 
 clean() {
     if [ -x "$env/bin/python" ] && [ -e "$env/made-for" ]; then
-        "$env/bin/chaos" gpu revert --all >/dev/null 2>&1 || true
         "$env/bin/python" -m chaosgpu.lab down
     elif [ -d "$lab" ]; then
         # The environment is gone or half made; the lab's own code needs nothing but Python.
         python=$(find_python)
         PYTHONPATH=$project "${python:-python3}" -c 'from chaosgpu import lab; lab.down(lambda step: None)'
     fi
+    rm -f "$env/made-for" # a clean that is killed from here on must not trust the environment again
     # By name, whatever CHAOSGPU_QUICKSTART points to.
     for made in env cache state pycache journal.json report.html chaostoolkit.log report.log apt.log lock .gitignore; do
         rm -rf "${home:?}/$made"

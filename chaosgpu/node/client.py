@@ -148,12 +148,14 @@ def call_if_kept(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 def rescue(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """As ``call_if_kept``; a silent keeper is replaced first, since undoing matters more than asking."""
+    """As ``call_if_kept``, for what must happen: a keeper that died is asked again, a silent one is replaced first."""
     try:
         return call_if_kept(request)
-    except (Silent, Broken):
+    except Silent:
         takeover()
-        return call(request)
+    except Broken:
+        pass
+    return call(request)
 
 
 def call_text(text: str) -> Dict[str, Any]:

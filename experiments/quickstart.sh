@@ -109,16 +109,21 @@ failed = []
 for done in activities:
     # A probe of the method that says false is no failure to the toolkit: it is to the question that we ask.
     as_expected = done["status"] == "succeeded" and done["output"] is not False
-    print(f"  {'ok ' if as_expected else 'BAD'} {done['duration']:5.1f} s  {done['activity']['name']}")
+    print(f"  {'ok ' if as_expected else 'BAD'} {done.get('duration', 0):5.1f} s  {done['activity']['name']}")
     if not as_expected:
         failed.append(done["activity"]["name"])
-held = journal["status"] == "completed" and not journal["deviated"] and not failed
-print("\nverdict: " + (
-    "the job slowed under both faults and recovered from both"
-    if held
-    else f"{journal['status']}{', deviated' if journal['deviated'] else ''}; not as expected: {', '.join(failed) or 'the steady state'}"
-))
-sys.exit(not held)
+# Nor is a steady state that was not met before the method: the toolkit then calls the experiment completed.
+steady = journal["steady_states"]
+if not (steady.get("before") or {}).get("steady_state_met"):
+    problem = "the job was not in its steady state to begin with, so no fault was injected"
+elif failed:
+    problem = "not as expected: " + ", ".join(failed)
+elif journal["status"] != "completed" or not (steady.get("after") or {}).get("steady_state_met"):
+    problem = f"the steady state did not come back (the experiment is {journal['status']})"
+else:
+    problem = ""
+print(f"\nverdict: {problem or 'the job slowed under both faults and recovered from both'}")
+sys.exit(bool(problem))
 PYTHON
 say "report:  $report"
 say "undo:    $0 clean"

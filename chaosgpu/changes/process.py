@@ -91,12 +91,12 @@ class StoppedBySignal(Change):
         return state_of(self.pid)
 
     def holds(self, grip: Grip) -> bool:
-        return start_time_ticks(self.pid) == self.start and state_of(self.pid) == "T"
+        return start_time_ticks(self.pid) == self.start and not _await_state(self.pid, stopped=False, seconds=0.05)
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         if start_time_ticks(self.pid) != self.start:
             return Undone(LOST, f"process {self.pid} has ended")
-        if state_of(self.pid) != "T":
+        if not _stopped(self.pid):
             return Undone(ALREADY)
         send(self.pid, self.start, signal.SIGCONT)
         _await_state(self.pid, stopped=False)
@@ -166,7 +166,16 @@ def send(pid: int, start: int, number: int) -> bool:
         os.close(fd)
 
 
-def _await_state(pid: int, stopped: bool) -> None:
-    give_up = time.monotonic() + _STOP_SECONDS
-    while (state_of(pid) == "T") != stopped and state_of(pid) and time.monotonic() < give_up:
+def _stopped(pid: int) -> bool:
+    """Stopped by a signal: T, or t while somebody traces it, who may be what kept us from ptrace."""
+    return state_of(pid) in ("T", "t")
+
+
+def _await_state(pid: int, stopped: bool, seconds: float = _STOP_SECONDS) -> bool:
+    """Wait until a process is stopped, or is not; whether it came so far (a process that ended did)."""
+    give_up = time.monotonic() + seconds
+    while _stopped(pid) != stopped and state_of(pid):
+        if time.monotonic() > give_up:
+            return False
         time.sleep(0.001)
+    return True

@@ -92,7 +92,8 @@ class Fault:
         raise NotImplementedError
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
-        """Measure that the node is as before. Raises ChangeFailed when it is not. Changes are read back before."""
+        """Measure, for the record, how the node is after the undo. Raises ChangeFailed only where something of ours is
+        left that no change's ``holds`` can see; what someone else did meanwhile is told, not fought."""
         return {}
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Dict, List, Optional, Set
 
 from chaosgpu.changes.affinity import ThreadAffinity, cpu_list, mask_of
 from chaosgpu.changes.base import Change, start_time_ticks
-from chaosgpu.changes.errors import BadArgument, ChangeFailed, NoEffect
+from chaosgpu.changes.errors import BadArgument, NoEffect
 from chaosgpu.changes.file_value import read_file
 from chaosgpu.changes.grip import Grip
 from chaosgpu.faults import params
@@ -171,8 +171,6 @@ class MisplaceProcesses(Fault):
         for entry in facts["placements"]:
             if start_time_ticks(entry["pid"]) == entry["start"]:
                 found[str(entry["pid"])] = _allowed_list(entry["pid"], entry["pid"])
-        if any(change.holds(grip) for change in changes):
-            raise ChangeFailed("a thread is still on the fault's CPUs")
         return {"cpus_allowed": found}
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Dict, List, Optional, Set
 
 from chaosgpu.changes.base import Change
 from chaosgpu.changes.cgroup import ControllerEnabled, members
-from chaosgpu.changes.errors import BadArgument, ChangeFailed, NoEffect
+from chaosgpu.changes.errors import BadArgument, NoEffect
 from chaosgpu.changes.file_value import inode_of, read_file
 from chaosgpu.changes.grip import Grip, die_with_parent
 from chaosgpu.changes.held_file import HeldFile
@@ -288,10 +288,11 @@ class ThrottleIo(Fault):
         return {"cgroup": group, "device": facts["device"], "rates": measured}
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
-        left = [change.describe().apply for change in changes if change.holds(grip)]
-        if left:
-            raise ChangeFailed(f"still in place: {'; '.join(left)}")
-        return {"limits": {entry["directory"]: "none" for entry in facts["groups"]}}
+        limits: Dict[str, Any] = {}
+        for change in changes:
+            if isinstance(change, (IoMax, BlkioThrottle)):
+                limits[change.name()] = change.read(grip) or "none"
+        return {"limits": limits}
 
 
 def _all_members(group: str) -> Set[int]:

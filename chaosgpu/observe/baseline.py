@@ -20,21 +20,22 @@ _kept: dict[str, Baseline] = {}
 _lock = threading.Lock()
 
 
-def keep(name: str, baseline: Baseline, replace: bool) -> Baseline:
-    """Keep a baseline, unless one is there. Returns the one that stands.
+def standing(name: str, query: str, reading: Reading) -> Baseline | None:
+    """The baseline of a name, or None where there is none yet.
 
-    The first stands: a steady-state hypothesis is evaluated before and after the method, and what it captures
-    afterwards is what must be compared.
-
-    :raises BadArgument: the one that stands is of another query.
+    :raises BadArgument: it is of something else.
     """
     with _lock:
-        standing = _kept.get(name)
-        if standing is None or replace:
-            _kept[name] = standing = baseline
-        if (standing.query, standing.reading) != (baseline.query, baseline.reading):
-            raise BadArgument(f"name is {name!r}: that baseline is of another query or reduce; choose another name")
-        return standing
+        baseline = _kept.get(name)
+    if baseline is not None and (baseline.query, baseline.reading) != (query, reading):
+        raise BadArgument(f"name is {name!r}: that baseline is of another query or reduce; choose another name")
+    return baseline
+
+
+def keep(name: str, baseline: Baseline) -> None:
+    """Keep a baseline, in place of one of that name."""
+    with _lock:
+        _kept[name] = baseline
 
 
 def find(name: str) -> Baseline:

@@ -170,7 +170,7 @@ class Prometheus:
             token = bearer_token(connection)
         except Unanswered:
             token = None
-        secrets = [connection.password, connection.bearer_token, token, *connection.headers.values()]
+        secrets = [connection.password, connection.bearer_token, token, *connection.hidden]
         if connection.proxy:
             secrets.append(urllib.parse.urlsplit(connection.proxy).password)
         if connection.username is not None and connection.password is not None:

@@ -61,6 +61,7 @@ class Connection:
     bearer_token_file: str | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    hidden: tuple[str, ...] = field(default=(), repr=False)  # values of headers that stood in the secrets
 
 
 def read_connection(configuration: Mapping[str, Any] | None, secrets: Mapping[str, Any] | None) -> Connection:
@@ -74,6 +75,8 @@ def read_connection(configuration: Mapping[str, Any] | None, secrets: Mapping[st
             if source.get(key) is not None:
                 value = parse(key, source[key])
                 read[name] = {**read.get(name, {}), **value} if isinstance(value, dict) else value
+    if secrets and secrets.get("prometheus_headers") is not None:
+        read["hidden"] = tuple(_headers("prometheus_headers", secrets["prometheus_headers"]).values())
     if "base_url" not in read:
         raise BadArgument(
             "prometheus_base_url is missing: put it into the experiment's configuration, such as http://127.0.0.1:9090"

@@ -171,8 +171,8 @@ def capture_baseline(
 ) -> float:
     """Measure a PromQL query and keep the number under a name, for metric_changed later in the same run. Returns it.
 
-    :param name: under which it is kept. The first number stands, so that this may be a probe of the steady-state
-        hypothesis, which is evaluated again after the method; a later call returns it.
+    :param name: under which it is kept. The first number stands: a later call asks nothing and returns it, so that this
+        may be a probe of the steady-state hypothesis, which is evaluated again after the method.
     :param replace: measure again and keep that.
 
     The other arguments are those of metric_value. Fails, with one line, if the server gives no answer or there is no
@@ -184,8 +184,11 @@ def capture_baseline(
         reading = _reading(reduce, on_empty, on_nan, min_series)
         trust = _trust(max_sample_age, on_warning, 0)
         anew = params.flag("replace", replace)
-        measured = baselines.Baseline(query, reading, measure(server, query, reading, trust))
-        return baselines.keep(name, measured, anew).value
+        standing = baselines.standing(name, query, reading)
+        if standing is None or anew:
+            standing = baselines.Baseline(query, reading, measure(server, query, reading, trust))
+            baselines.keep(name, standing)
+        return standing.value
 
 
 def metric_changed(

@@ -1,10 +1,11 @@
-"""Follows keeper, standby, hands and their commands by ptrace, counts their state-changing system calls, and at the Nth kills.
+"""Follows keeper, standby, hands and commands by ptrace, counts their state-changing system calls, kills at the Nth.
 
 All processes share one count, so N = 1, 2, 3, ... walks through the whole life of an injection, whoever makes the call.
 The victim is stopped at the entry of the call: it has not happened when the kill comes.
 """
 
 import ctypes
+import json
 import os
 import signal
 import struct
@@ -127,8 +128,6 @@ class Killer:
 
 def main():
     """``killer.py KEEPER STANDBY NUMBER MODE [LIMB ...]``: says ``ready``, then one JSON line when it has struck."""
-    import json
-
     keeper, standby, number = map(int, sys.argv[1:4])
     killer = Killer(keeper, standby, [int(pid) for pid in sys.argv[5:]], number, sys.argv[4])
     signal.signal(signal.SIGTERM, lambda *_: finish(killer))
@@ -139,8 +138,6 @@ def main():
 
 def finish(killer):
     """Leave: the kernel lets go of everyone who is still held (ptrace(2))."""
-    import json
-
     print(json.dumps({"count": killer.count, "struck": killer.struck}), flush=True)
     os._exit(0)
 

@@ -1,9 +1,9 @@
 """The crash matrix: for every fault, SIGKILL at every state-changing system call of its inject and its undo.
 
-Modes: ``a`` kills the caller of the call; ``b`` kills the keeper while a child stands at the call; ``c`` kills the keeper
-and all limbs together; ``d`` the standby with them, after which a sweep must clean up (what ends with its holder must
-have ended by itself). After each kill nothing may be left: the witness is clean, the whole-node snapshot is as before, no
-record is open. A kill during the undo gets no second request: the node must finish by itself.
+Modes: ``a`` kills the caller of the call; ``b`` kills the keeper while a child stands at the call; ``c`` kills the
+keeper and all limbs together; ``d`` the standby with them, after which a sweep must clean up (what ends with its holder
+must have ended by itself). After each kill nothing may be left: the witness is clean, the whole-node snapshot is as
+before, no record is open. A kill during the undo gets no second request: the node must finish by itself.
 
 ``python tests/matrix/matrix.py --faults all --modes abcd --workers 2`` runs all of it, ``--sample 40 --seed 1`` a part.
 As root; each worker works in a private mount namespace with a /run of its own, so in a keeper of its own.
@@ -136,7 +136,9 @@ def listed_or_swept():
 
 def leftovers(scenario, before):
     opened = client.call({"op": "list"}, seconds=30)["faults"]
-    left = [f"{entry['injection']} is {entry['state']} ({entry.get('stuck', entry.get('cause', ''))})" for entry in opened]
+    left = [
+        f"{entry['injection']} is {entry['state']} ({entry.get('stuck', entry.get('cause', ''))})" for entry in opened
+    ]
     if scenario.in_place():
         left.append("the witness still sees the fault")
     if scenario.fault != "host.kill_processes":
@@ -173,7 +175,13 @@ def worker(jobs):
     snapshot.apart()
     for name, mode, numbers in jobs:
         endless = numbers is None
-        walk(name, mode, iter(range(1, 10**6)) if endless else numbers, endless, lambda row: print(json.dumps(row), flush=True))
+        walk(
+            name,
+            mode,
+            iter(range(1, 10**6)) if endless else numbers,
+            endless,
+            lambda row: print(json.dumps(row), flush=True),
+        )
     client.call({"op": "leave"})
     snapshot.leave()
 

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import snapshot
 
-BUSY = "import threading, time\nfor _ in range(2): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\ntime.sleep(600)\n"
+THREADED = (
+    "import threading, time\n"
+    "for _ in range(2): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    "time.sleep(600)\n"
+)
 
 
 class Scenario:
@@ -47,7 +51,7 @@ class Pause(Scenario):
 
     def __init__(self):
         super().__init__()
-        pid = self.spawn(sys.executable, "-c", BUSY)
+        pid = self.spawn(sys.executable, "-c", THREADED)
         self.threads_ready(pid, 3)
         self.arguments = {"target": {"pid": [pid, self.spawn("sleep", "600")]}}
 
@@ -60,7 +64,7 @@ class Misplace(Scenario):
 
     def __init__(self):
         super().__init__()
-        pid = self.spawn(sys.executable, "-c", BUSY)
+        pid = self.spawn(sys.executable, "-c", THREADED)
         self.threads_ready(pid, 3)
         self.arguments = {"target": {"pid": pid}, "cpus": [max(os.sched_getaffinity(0))]}
 
@@ -197,8 +201,9 @@ def stat_of(pid):
 
 
 def io_root():
-    """The worker's own cgroup where I/O is limited: in v2 with the controller on for its children, else blkio's."""
-    if "io" in Path("/sys/fs/cgroup/cgroup.controllers").read_text() if Path("/sys/fs/cgroup/cgroup.controllers").exists() else False:
+    """Where I/O is limited: cgroup v2 with the controller on for its children, else the worker's own blkio cgroup."""
+    controllers = Path("/sys/fs/cgroup/cgroup.controllers")
+    if controllers.exists() and "io" in controllers.read_text():
         Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+io +cpu")
         return "/sys/fs/cgroup"
     return f"/sys/fs/cgroup/blkio/{snapshot.WORKER}"

@@ -19,7 +19,7 @@ THROTTLES = "blkio.throttle."
 
 
 def take(own_pids=()):
-    """The node's state as {line name: value}. ``own_pids`` are the scenario's processes, whose threads are looked at."""
+    """The node's state as {line name: value}; ``own_pids`` are processes whose threads are looked at."""
     lines = {}
     lines.update(_network())
     lines.update(_cgroups())
@@ -71,8 +71,8 @@ WORKER = f"matrix-{os.getpid()}"
 
 def apart():
     """Put this process into cgroups of its own, so that workers beside it do not see each other's."""
-    for root in ("/sys/fs/cgroup", *(str(path) for path in Path("/sys/fs/cgroup").iterdir() if path.is_dir())):
-        if root.rpartition("/")[2] in ("cpu", "blkio") or Path(root, "cgroup.controllers").exists() and root.endswith("group"):
+    for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/blkio")):
+        if Path(root, "cgroup.procs").exists():
             Path(root, WORKER).mkdir(exist_ok=True)
             Path(root, WORKER, "cgroup.procs").write_text(str(os.getpid()))
 
@@ -94,7 +94,7 @@ def _cgroups():
         folders[:] = [name for name in folders if not name.startswith("matrix-") or name == WORKER]
         lines[f"cgroup {directory}"] = "there"
         for name in files:
-            if name in LIMIT_FILES or name.startswith(THROTTLES) and name.endswith("_device"):
+            if name in LIMIT_FILES or (name.startswith(THROTTLES) and name.endswith("_device")):
                 try:
                     lines[f"limit {directory}/{name}"] = Path(directory, name).read_text()
                 except OSError:

@@ -6,7 +6,8 @@ two NUMA nodes (one CPU each), two virtio network cards, the disks below, cgroup
 - vda: 512 MiB of scratch, fresh each boot; vdb, vdc, ...: the images in ``disks``, which outlive the guest
 - nvme0n1 (serial CHAOS0), on a PCI bus of NUMA node 1: 512 MiB of scratch
 
-On the command line: ``python tests/guest/vm.py [--init systemd] [--share DIR] [--seconds N] -- COMMAND [ARGUMENT...]``.
+The command gets our PATH, PYTHONPATH and pytest's variables. On the command line it runs in the current directory:
+``python tests/guest/vm.py [--init systemd] [--share DIR] [--seconds N] -- COMMAND [ARGUMENT...]``.
 """
 
 import argparse
@@ -30,7 +31,9 @@ TIMED_OUT = 124
 DIED = 125
 CACHE = Path(os.environ.get("CHAOSGPU_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chaosgpu"))
 CONTROL = "/run/chaosgpu-guest"
+PASSED_ON = ("PATH", "PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "COVERAGE_PROCESS_START")
 MEMORY_MIB = 2048
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 KERNEL_OPTIONS = (
     "console=ttyS0 panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check random.trust_cpu=1"
@@ -80,7 +83,7 @@ exec /lib/systemd/systemd
 """
 
 JOB = f"""
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb DM_DISABLE_UDEV=1
+export PATH={SYSTEM_PATH} HOME=/root TERM=dumb DM_DISABLE_UDEV=1
 mkdir -p /dev/pts /dev/shm
 mountpoint -q /dev/pts || mount -t devpts -o ptmxmode=666 devpts /dev/pts
 mountpoint -q /dev/shm || mount -t tmpfs shm /dev/shm
@@ -131,9 +134,9 @@ def boot(
     kernel = _kernel()
     share = share.resolve()
     shares = [share]
-    told = {"CHAOSGPU_GUEST": "1", **(environment or {})}
-    if "COVERAGE_PROCESS_START" in os.environ:
-        told["COVERAGE_PROCESS_START"] = os.environ["COVERAGE_PROCESS_START"]
+    told = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"CHAOSGPU_GUEST": "1"}
+    told |= environment or {}
+    if "COVERAGE_PROCESS_START" in told:
         measured = Path(told["COVERAGE_PROCESS_START"]).resolve().parent
         if not measured.is_relative_to(share):
             shares.insert(0, measured)
@@ -311,7 +314,8 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaosgpu-share-") as empty:
-        result = boot(asked.command, asked.share or Path(empty), asked.seconds, asked.init, follow=True)
+        command = ["env", f"--chdir={os.getcwd()}", *asked.command]
+        result = boot(command, asked.share or Path(empty), asked.seconds, asked.init, follow=True)
     if result.exit_code in (TIMED_OUT, DIED):
         sys.stderr.write(result.explain() + "\n")
     return result.exit_code

@@ -155,7 +155,7 @@ def test_reads_are_counted_by_fio(ext4, group):
     throttle_io({"pid": member.pid}, "30s", device=device, read_iops=100)
     line = (
         f"echo $$ > {made}/cgroup.procs; exec fio --name=r --filename={device} --readonly --rw=randread --bs=4k"
-        " --direct=1 --time_based --runtime=3 --output-format=terse --terse-version=3"
+        " --direct=1 --time_based --ramp_time=1 --runtime=4 --output-format=terse --terse-version=3"
     )
     out = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
     iops = int(out.splitlines()[-1].split(";")[7])

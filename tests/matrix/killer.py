@@ -23,7 +23,8 @@ O_CREAT_TMPFILE_TRUNC = 0o100 | 0o20000000 | 0o1000
 CALLS = {
     1: "write", 18: "pwrite64", 20: "writev", 296: "pwritev", 44: "sendto", 46: "sendmsg", 16: "ioctl",
     56: "clone", 57: "fork", 58: "vfork", 435: "clone3", 59: "execve", 231: "exit_group", 62: "kill", 234: "tgkill",
-    424: "pidfd_send_signal", 101: "ptrace", 203: "sched_setaffinity", 285: "fallocate", 77: "ftruncate", 76: "truncate",
+    424: "pidfd_send_signal", 101: "ptrace", 203: "sched_setaffinity", 285: "fallocate", 77: "ftruncate",
+    76: "truncate",
     74: "fsync", 75: "fdatasync", 83: "mkdir", 258: "mkdirat", 84: "rmdir", 87: "unlink", 263: "unlinkat", 82: "rename",
     264: "renameat", 316: "renameat2", 165: "mount", 166: "umount2", 272: "unshare", 308: "setns", 73: "flock",
     112: "setsid", 157: "prctl", 257: "openat", 85: "creat",

@@ -115,6 +115,24 @@ class _Handler(BaseHTTPRequestHandler):
         while not self.server_of_tests.pause(0.1):
             self.wfile.write(b" ")
 
+    def way_stream(self) -> None:
+        """Always something to receive."""
+        self.send_response(200)
+        self.send_header("Content-Length", "100000000")
+        self.end_headers()
+        while not self.server_of_tests.pause(0.001):
+            self.wfile.write(b" ")
+
+    def way_late(self) -> None:
+        """The last byte after 3 s, and no pause as long as 2 s."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(ONE)))
+        self.end_headers()
+        self.server_of_tests.pause(1.5)
+        self.wfile.write(ONE[:-1].encode())
+        self.server_of_tests.pause(1.5)
+        self.wfile.write(ONE[-1:].encode())
+
     def way_drip_headers(self) -> None:
         self.wfile.write(b"HTTP/1.1 200 OK\r\n")
         while not self.server_of_tests.pause(0.1):

@@ -43,6 +43,8 @@ FAILURES = [
     ("hang", "no complete answer within 2 s", 1),
     ("drip", "no complete answer within 2 s", 1),
     ("drip-headers", "no complete answer within 2 s", 1),
+    ("stream", "no complete answer within 2 s", 1),
+    ("late", "no complete answer within 2 s", 1),
     ("moved", "redirects to http://localhost:", 1),
     ("login", "HTTP 302 redirects to http://127.0.0.1:", 1),
     ("circle", "Exceeded 3 redirects", 4),

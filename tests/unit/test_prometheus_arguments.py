@@ -38,7 +38,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     metric_value: {"query": "up"},
     metric_holds: {"query": "up", "op": ">", "value": 1},
     wait_for_metric: {"query": "up", "op": ">", "value": 1, "timeout": 0, "interval": 0.05},
-    capture_baseline: {"name": "n", "query": "up"},
+    capture_baseline: {"name": "new", "query": "up"},
     metric_changed: {"baseline": "kept", "op": ">", "value": 1},
     metric_range: {"query": "up"},
 }
@@ -70,7 +70,7 @@ MORE_NAMES = (
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(list(RIGHT)), st.dictionaries(st.sampled_from(NAMES + MORE_NAMES), ODD, min_size=1, max_size=3))
 def test_any_argument_is_one_line(probe: Callable[..., Any], odd: dict[str, Any]) -> None:
-    baseline.keep("kept", baseline.Baseline("up", Reading(), 1.0), replace=True)
+    baseline.keep("kept", baseline.Baseline("up", Reading(), 1.0))
     known = probe.__code__.co_varnames[: probe.__code__.co_argcount]
     arguments = {"configuration": NOBODY, **RIGHT[probe], **{k: v for k, v in odd.items() if k in known}}
     if not isinstance(arguments["configuration"], dict):
@@ -104,21 +104,22 @@ def test_any_argument_is_one_line(probe: Callable[..., Any], odd: dict[str, Any]
     ids=str,
 )
 def test_what_is_wrong_is_named(probe: Callable[..., Any], wrong: dict[str, Any], said: str) -> None:
-    baseline.keep("kept", baseline.Baseline("up", Reading(), 1.0), replace=True)
-    baseline.keep("zero", baseline.Baseline("up", Reading(), 0.0), replace=True)
+    baseline.keep("kept", baseline.Baseline("up", Reading(), 1.0))
+    baseline.keep("zero", baseline.Baseline("up", Reading(), 0.0))
     with pytest.raises(ActivityFailed) as caught:
         probe(**{"configuration": NOBODY, **RIGHT[probe], **wrong})
     assert said in str(caught.value)
 
 
-def test_the_first_baseline_stands_until_it_is_replaced() -> None:
-    first = baseline.Baseline("up", Reading(), 1.0)
-    assert baseline.keep("a", first, replace=True).value == 1
-    assert baseline.keep("a", baseline.Baseline("up", Reading(), 2.0), replace=False).value == 1
-    assert baseline.keep("a", baseline.Baseline("up", Reading(), 3.0), replace=True).value == 3
-    with pytest.raises(Exception, match="another query or reduce"):
-        baseline.keep("a", baseline.Baseline("down", Reading(), 4.0), replace=False)
-    assert baseline.find("a").value == 3
+def test_the_first_baseline_stands_and_nobody_is_asked_again() -> None:
+    baseline.keep("first", baseline.Baseline("up", Reading(), 7.0))
+    assert capture_baseline("first", "up", configuration=NOBODY) == 7
+    with pytest.raises(ActivityFailed, match="another query or reduce"):
+        capture_baseline("first", "down", configuration=NOBODY)
+    with pytest.raises(ActivityFailed, match="another query or reduce"):
+        capture_baseline("first", "up", reduce="max", configuration=NOBODY)
+    with pytest.raises(ActivityFailed, match="Connection refused"):
+        capture_baseline("first", "up", replace="true", configuration=NOBODY)
 
 
 @pytest.mark.parametrize("module", ["chaosgpu.probes", "chaosgpu.probes.chaosprometheus"])

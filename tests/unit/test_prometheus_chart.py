@@ -3,7 +3,7 @@
 import json
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaosgpu.observe.chart import DRAWN_SERIES, LEAST_STEPS, charted
@@ -13,6 +13,7 @@ SAMPLES = st.lists(st.tuples(st.integers(0, 4 * 10**9).map(float), st.floats()),
 SERIES = st.builds(Series, st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3), SAMPLES)
 
 
+@settings(deadline=None)
 @given(st.lists(SERIES, max_size=DRAWN_SERIES + 3))
 def test_any_range_is_json_and_drawn_as_the_report_draws(series: list[Series]) -> None:
     found = json.loads(json.dumps(charted("up", series), allow_nan=False))

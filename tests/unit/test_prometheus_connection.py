@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaosgpu.changes.errors import BadArgument
@@ -89,6 +89,7 @@ def test_what_is_wrong_is_named_and_not_shown(settings: dict[str, Any], said: st
     assert "hunter2" not in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["bearer_token", "password", "username", "proxy", "base_url"]), st.text(min_size=12))
 def test_no_secret_is_in_an_error_or_a_repr(name: str, secret: str) -> None:
     pair = (

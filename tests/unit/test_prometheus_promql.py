@@ -1,7 +1,7 @@
 """The selectors of a query: what it reads, and nothing else."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaosgpu.observe.promql import selectors
@@ -38,6 +38,7 @@ def test_selectors(query: str, found: list[str]) -> None:
     assert selectors(query) == found
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab({[]})\"'`#,\n =~5m.by on") | st.text())
 def test_any_text_ends_in_parts_of_itself(query: str) -> None:
     packed = "".join(query.split())

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaosgpu.observe.errors import Unanswered
@@ -29,6 +29,7 @@ def written(value: float) -> str:
     return repr(value)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(LABELS, st.lists(st.tuples(TIMES, NUMBERS), min_size=1, max_size=4)), max_size=4))
 def test_what_is_written_is_read(kept: list[tuple[dict[str, str], list[tuple[float, float]]]]) -> None:
     matrix = [{"metric": labels, "values": [[t, written(v)] for t, v in samples]} for labels, samples in kept]
@@ -39,6 +40,7 @@ def test_what_is_written_is_read(kept: list[tuple[dict[str, str], list[tuple[flo
     assert repr(decode("vector", vector)) == repr(tuple(Series(labels, (samples[0],)) for labels, samples in kept))
 
 
+@settings(deadline=None)
 @given(TIMES, NUMBERS)
 def test_a_scalar_is_a_series_without_labels(time: float, value: float) -> None:
     (series,) = decode("scalar", [time, written(value)])
@@ -46,6 +48,7 @@ def test_a_scalar_is_a_series_without_labels(time: float, value: float) -> None:
     assert repr(series.samples) == repr(((time, value),))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["vector", "matrix", "scalar", "string", "", None, 3]) | ANYTHING, ANYTHING)
 def test_anything_else_is_refused_in_one_line(result_type: object, result: object) -> None:
     try:
@@ -77,6 +80,7 @@ def test_native_histograms_and_texts_can_never_be_judged() -> None:
         assert not caught.value.transient
 
 
+@settings(deadline=None)
 @given(LABELS)
 def test_a_name_is_a_printable_line(labels: dict[str, str]) -> None:
     name = Series(labels, ()).name

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaosgpu.changes.errors import BadArgument
@@ -38,6 +38,7 @@ def condition(op: str, value: float, **reading: Any) -> Condition:
     return Condition(op, value, Reading(**{"reduce": "all", **reading}))
 
 
+@settings(deadline=None)
 @given(SOME)
 def test_reductions_are_what_they_are_called(values: list[float]) -> None:
     found = {word: number(vector(*values), Reading(word)) for word in ("min", "max", "avg", "sum", "count")}
@@ -48,6 +49,7 @@ def test_reductions_are_what_they_are_called(values: list[float]) -> None:
     assert found["count"] == len(values)
 
 
+@settings(deadline=None)
 @given(st.lists(FINITE, min_size=2, max_size=12))
 def test_quantiles_are_those_of_inclusive_statistics(values: list[float]) -> None:
     cuts = statistics.quantiles(values, n=10, method="inclusive")
@@ -56,6 +58,7 @@ def test_quantiles_are_those_of_inclusive_statistics(values: list[float]) -> Non
     assert (quantile(0, values), quantile(1, values)) == (min(values), max(values))
 
 
+@settings(deadline=None)
 @given(SOME, OPS, FINITE)
 def test_all_and_any_are_each_compared(values: list[float], op: str, limit: float) -> None:
     met = [OPERATORS[op](value, limit) for value in values]
@@ -63,6 +66,7 @@ def test_all_and_any_are_each_compared(values: list[float], op: str, limit: floa
     assert judge(vector(*values), condition(op, limit, reduce="any")).holds is any(met)
 
 
+@settings(deadline=None)
 @given(SOME, OPS, FINITE, REDUCES)
 def test_a_verdict_is_a_bool_with_one_line(values: list[float], op: str, limit: float, reduce: str) -> None:
     verdict = judge(vector(*values), condition(op, limit, reduce=reduce))
@@ -72,6 +76,7 @@ def test_a_verdict_is_a_bool_with_one_line(values: list[float], op: str, limit: 
     assert len(verdict.reason) < 1000
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(), max_size=8), st.integers(0, 8), OPS, FINITE, REDUCES)
 def test_nan_never_holds_unless_it_is_said_what_it_means(
     values: list[float], where: int, op: str, limit: float, reduce: str
@@ -88,6 +93,7 @@ def test_nan_never_holds_unless_it_is_said_what_it_means(
     assert judge(vector(*values), seven).holds is judge(vector(*replaced), seven).holds
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(), max_size=8), st.sampled_from(["one", "min", "max", "avg", "sum", "count", "quantile 0.5"]))
 def test_a_number_is_finite_or_none(values: list[float], reduce: str) -> None:
     with suppress(NoValue):
@@ -157,6 +163,7 @@ def test_a_gap_fails_where_no_data_does() -> None:
     assert not judge_window(late, condition(">", 0), 100, 102, 1).holds
 
 
+@settings(deadline=None)
 @given(st.lists(FINITE, min_size=1, max_size=20), OPS, FINITE, st.integers(1, 60))
 def test_a_window_of_one_series_is_each_of_its_samples(values: list[float], op: str, limit: float, step: int) -> None:
     series = (Series({}, tuple((float(1000 + at * step), value) for at, value in enumerate(values))),)
@@ -165,6 +172,7 @@ def test_a_window_of_one_series_is_each_of_its_samples(values: list[float], op: 
     assert held is all(OPERATORS[op](value, limit) for value in values)
 
 
+@settings(deadline=None)
 @given(FINITE, FINITE)
 def test_change(before: float, now: float) -> None:
     assert changed(before, now, relative=False) == now - before

@@ -521,7 +521,7 @@ class Injections:
             "restored": restored,
             "ended_early": early,
         }
-        self.append(injection, closed, "disk" in planned["bounds"])
+        self.append(injection, closed, "disk" in planned.get("bounds", []))
         injection.record.settle()
         injection.state = "closed"
         told = {**self.summary(injection), "verdicts": closed["verdicts"], "restored": restored, "ended_early": early}

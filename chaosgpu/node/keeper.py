@@ -242,6 +242,7 @@ class Keeper:
             "version": __version__,
             "bundle": os.path.basename(self.bundle),
             "pid": os.getpid(),
+            "standby": self.standby_pid if self.standby is not None else 0,
             "state_dir": self.injections.state_dir,
             "supervisor": self.supervisor,
             "open": len(self.injections.open),

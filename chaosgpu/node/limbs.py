@@ -24,7 +24,10 @@ def open_lock(path: str) -> int:
 def sign(fd: int) -> None:
     """A hand's first deed with the lock in hand: a session of its own, noted in the file to find limbs by."""
     os.setsid()
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    try:
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except OSError:
+        pass  # a full filesystem: the barrier then searches everywhere
 
 
 def try_lock(fd: int) -> bool:

@@ -27,7 +27,7 @@ import scenarios
 import snapshot
 
 from chaosgpu.changes.errors import ChaosgpuError
-from chaosgpu.node import client, standby
+from chaosgpu.node import client
 
 DURATION_SECONDS = 30.0
 SETTLE_SECONDS = 2.0
@@ -39,14 +39,12 @@ class Failure(Exception):
 
 
 def family():
-    """(keeper, standby) of this /run, once both stand: asked of the keeper's own answer and of its children."""
+    """(keeper, standby) of this /run, once both stand, as the keeper says."""
     give_up = time.monotonic() + 20
     while time.monotonic() < give_up:
-        client.call({"op": "hello"})
-        keeper = standby.lock_holder()
-        children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split() if keeper else []
-        if len(children) == 1:
-            return keeper, int(children[0])
+        hello = client.call({"op": "hello"})
+        if hello["standby"]:
+            return hello["pid"], hello["standby"]
         time.sleep(0.01)
     raise Failure("keeper and standby did not both come up in 20 s")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 ALLOWED = (
     (r"^cgroup .*/chaosgpu(/keeper|/standby)?$", "the keeper's and standby's own cgroups stay while they are idle"),
     (r"/process_api/", "of the machine that the tests run on"),
-    (r"/chaosgpu-lab", "the lab of someone who works beside the tests"),
+    (r"/chaosgpu-(lab|test)", "the lab and the tests of someone who works on the same machine"),
 )
 LIMIT_FILES = ("cpu.max", "cpu.cfs_quota_us", "io.max", "cpuset.cpus", "cgroup.subtree_control")
 THROTTLES = "blkio.throttle."

@@ -58,11 +58,18 @@ python_of() {
   echo "$home/usr/bin/python$version"
 }
 
-# make_venv PYTHON REQUIREMENT...: print the path of an environment with this project's dependencies and entry points.
-# Its code is not in there: it comes from the checkout, by PYTHONPATH.
+# make_venv PYTHON REQUIREMENT...: print the path of an environment with this project's dependencies and entry points,
+# named by a hash of what determines them. The project's code is not in there: it comes from the checkout, by PYTHONPATH.
 make_venv() {
   local python=$1 key place copy
-  key=$(cat "$root/pyproject.toml" "$root/chaosgpu/__init__.py" <(echo "$@") | sha256sum | cut -c1-12)
+  key=$("$python" -c '
+import hashlib, sys, tomllib
+from pathlib import Path
+root, *requirements = sys.argv[1:]
+project = tomllib.loads(Path(root, "pyproject.toml").read_text())
+said = [project[part] for part in ("build-system", "project", "dependency-groups")]
+said += [requirements, Path(root, "chaosgpu/__init__.py").read_text()]
+print(hashlib.sha256(repr(said).encode()).hexdigest()[:12])' "$root" "${@:2}") || return 1
   place=$cache/venv-$(basename "$python")-$key
   if [ ! -e "$place/ready" ]; then
     say "making $place" >&2
@@ -75,7 +82,7 @@ make_venv() {
       --editable "$copy[report]" --group "$copy/pyproject.toml:dev" "${@:2}" || return 1
     rm -rf "$copy"
   fi
-  touch "$place/ready"
+  touch "$place" "$place/ready"
   echo "$place"
 }
 
@@ -84,7 +91,7 @@ prepare() {
   exec 8> "$cache/lock"
   flock 8 # one at a time; the kernel frees it when we die
   rm -rf "$cache"/half.??????
-  find "$cache" -maxdepth 1 -name 'venv-*' ! -newermt '7 days ago' -exec rm -rf {} +
+  find "$cache" -maxdepth 1 -name 'venv-*' ! -newermt '2 days ago' -exec rm -rf {} +
   install_packages || return 1
   local oldest newest
   oldest=$(python_of 3.11 bookworm) || { echo "Python 3.11 could not be had: see above" >&2; return 1; }

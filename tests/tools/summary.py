@@ -52,15 +52,17 @@ def read(run: Path, line: str) -> Tier:
 
 
 def coverage(run: Path, table: Path) -> str:
-    tool = [sys.executable, "-m", "coverage"]
-    place = {"cwd": Path(__file__).parents[2], "check": False, "capture_output": True, "text": True}
-    rcfile = f"--rcfile={run}/coverage.toml"
-    combined = subprocess.run([*tool, "combine", rcfile, "-q"], **place)
-    report = subprocess.run([*tool, "report", rcfile], **place)
-    total = re.search(r"^TOTAL.*\s(\d+%)$", report.stdout, re.MULTILINE)
+    def tool(command: str) -> str:
+        argv = [sys.executable, "-m", "coverage", command, f"--rcfile={run}/coverage.toml"]
+        done = subprocess.run(argv, cwd=Path(__file__).parents[2], check=False, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    tool("combine")
+    report = tool("report")
+    total = re.search(r"^TOTAL.*\s(\d+%)$", report, re.MULTILINE)
     if not total:
-        return f"coverage: not measured: {(combined.stdout + report.stdout + report.stderr).strip()[-200:]}"
-    table.write_text(report.stdout)
+        return f"coverage: not measured: {report.strip()[-200:]}"
+    table.write_text(report)
     return f"coverage of chaosgpu, lines and branches, subprocesses included: {total[1]}; lines not covered: {table}"
 
 

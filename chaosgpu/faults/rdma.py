@@ -295,7 +295,7 @@ class ImpairNetwork(Fault):
         return found
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
-        if not ifindex(facts["netns"], facts["device"]):
+        if netns_inode(facts["netns"]) != facts["netns_inode"] or not ifindex(facts["netns"], facts["device"]):
             return {"note": f"device {facts['device']} is gone"}
         after = _shape(qdiscs(facts["netns"], facts["device"], grip))
         return {"qdiscs": after, "as_before": after == facts["qdiscs_before"]}

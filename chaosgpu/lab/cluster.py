@@ -26,8 +26,11 @@ FIRST_PORTS = {"prometheus": 9490, "node_exporter": 9500, "rank0": 9510, "rank1"
 PORTS_TRIED = 500
 PACKAGES = ("prometheus", "prometheus-node-exporter")
 READY_LIMIT_SECONDS = 30
-STEP_RATE = "min(rate(training_steps_total[4s]))"
-STEADY_STEPS_PER_SECOND = 12  # of 20; a busy machine is given some room
+RATE_WINDOW_SECONDS = 4
+STEP_RATE = f"min(rate(training_steps_total[{RATE_WINDOW_SECONDS}s]))"
+# Of 20; a busy machine is given some room, and `up` waits for more than what counts as healthy afterwards.
+STEADY_STEPS_PER_SECOND = 14
+HEALTHY_STEPS_PER_SECOND = 10
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,9 @@ def _prometheus(cluster: Cluster, lock: int) -> tuple[str, str]:
 
 
 def _steady_state(cluster: Cluster, lock: int) -> tuple[str, str]:
+    # What the ranks did before they were started anew says nothing: the rate's window must lie after that.
+    started = max(rank.record.stat().st_mtime for rank in cluster.ranks)
+    time.sleep(min(RATE_WINDOW_SECONDS, max(0.0, started + RATE_WINDOW_SECONDS - time.time())))
     deadline = time.monotonic() + READY_LIMIT_SECONDS
     rate: float | None = None
     while time.monotonic() < deadline:

@@ -66,7 +66,7 @@ def show_status(console: Console, found: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``up``, ``down`` or ``status``; the exit code is 0 when the lab is as asked."""
+    """``up``, ``down`` or ``status``; the exit code of ``status`` is 1 unless the lab is up."""
     parser = argparse.ArgumentParser(
         prog="python -m chaosgpu.lab", description="The rehearsal cluster on this machine."
     )
@@ -97,4 +97,4 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(found, indent=1))
     elif given.command == "status":
         show_status(console, found)
-    return 0 if found["state"] == ("down" if given.command == "down" else "up") else 1
+    return 1 if given.command == "status" and found["state"] != "up" else 0

@@ -4,7 +4,7 @@ from typing import Any
 
 from chaosgpu.lab import monitoring
 from chaosgpu.lab.cgroups import RANKS
-from chaosgpu.lab.cluster import STEADY_STEPS_PER_SECOND, STEP_RATE, Cluster
+from chaosgpu.lab.cluster import HEALTHY_STEPS_PER_SECOND, STEP_RATE, Cluster
 from chaosgpu.lab.errors import LabError
 from chaosgpu.lab.place import Place
 from chaosgpu.lab.services import Service
@@ -96,5 +96,5 @@ def _job(cluster: Cluster) -> dict[str, Any]:
         rate = monitoring.value(cluster.url(cluster.prometheus), STEP_RATE)
     except (LabError, KeyError):
         rate = None
-    healthy = rate is not None and rate >= STEADY_STEPS_PER_SECOND
+    healthy = rate is not None and rate >= HEALTHY_STEPS_PER_SECOND
     return _component("training job", healthy, "no step seen" if rate is None else f"{rate:.1f} steps/s in Prometheus")

@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional
 from chaosgpu.changes.errors import ChaosgpuError, Unreachable
 from chaosgpu.node import bundle, ledger, places, standby, supervisor, wire
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 HELLO_SECONDS = 3.0
 ANSWER_SECONDS = 180.0
 
@@ -60,7 +60,7 @@ class Client:
                     return sock
             elif not start:
                 raise Unreachable(f"{self.node}: no keeper runs here")
-            elif time.monotonic() - started_at > 3.0:
+            elif time.monotonic() - started_at > 10.0:
                 supervisor.start_keeper(bundle.install())
                 started_at = time.monotonic()
             if time.monotonic() > give_up:

@@ -101,8 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.answer(200, ONE)
 
-    def way_tomorrow(self) -> None:
-        self.answer(429, "slow down", "text/plain", Retry_After="86400")
+    def way_later(self) -> None:
+        self.answer(429, "slow down", "text/plain", Retry_After="40")
 
     def way_hang(self) -> None:
         self.server_of_tests.pause(60)

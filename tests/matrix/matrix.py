@@ -20,7 +20,7 @@ import time
 import uuid
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[2]))  # behind PYTHONPATH, which may name another package to try
 sys.path.insert(0, str(Path(__file__).parent))
 
 import scenarios
@@ -128,7 +128,7 @@ def check(scenario, before, struck, caller, mode):
 def listed_or_swept():
     """With keeper and standby dead: the sweep that cron would run."""
     argv = [sys.executable, "-m", "chaosgpu.node.cli", "sweep"]
-    subprocess.run(argv, check=False, capture_output=True, cwd=HERE.parents[1], timeout=60)
+    subprocess.run(argv, check=False, capture_output=True, timeout=60)
     return True
 
 

@@ -1,0 +1,77 @@
+"""A sample of the crash matrix on this kernel, and the proof that it can fail: keepers that are wrong on purpose."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MATRIX = ROOT / "tests" / "matrix" / "matrix.py"
+
+
+def matrix(*arguments, package=ROOT):
+    return subprocess.run(
+        [sys.executable, str(MATRIX), *arguments],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def test_nothing_is_left_whatever_dies():
+    done = matrix("--modes", "abcd", "--workers", "2", "--sample", "4", "--reach", "40", "--seed", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 failed" in done.stdout
+
+
+WRONG = {
+    "the record is written after the change": (
+        "chaosgpu/node/ledger.py",
+        "            fd = os.open(record.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)\n",
+        "            record.path = '/dev/null'\n            fd = os.open(record.path, os.O_RDWR | os.O_CLOEXEC)\n",
+        "c",
+    ),
+    "an open record is forgotten at the start": (
+        "chaosgpu/node/injections.py",
+        '            if record.state == "closed":\n',
+        '            if record.state in ("closed", "planned", "undoing"):\n',
+        "c",
+    ),
+    "an undo is believed and not looked at": (
+        "chaosgpu/changes/affinity.py",
+        "        placed = sorted(observed or self.wanted)\n",
+        "        return Undone(ALREADY)\n        placed = sorted(observed or self.wanted)\n",
+        "a",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_keeper_fails_it(name, tmp_path):
+    path, right, wrong, mode = WRONG[name]
+    shutil.copytree(ROOT / "chaosgpu", tmp_path / "chaosgpu", ignore=shutil.ignore_patterns("__pycache__"))
+    source = (tmp_path / path).read_text()
+    assert right in source
+    (tmp_path / path).write_text(source.replace(right, wrong, 1))
+    arguments = (
+        "--faults",
+        "misplace",
+        "--modes",
+        mode,
+        "--workers",
+        "1",
+        "--sample",
+        "8",
+        "--reach",
+        "34",
+        "--seed",
+        "3",
+    )
+    done = matrix(*arguments, package=tmp_path)
+    assert done.returncode != 0, done.stdout
+    assert "FAILED" in done.stderr

@@ -103,8 +103,11 @@ class Record:
         self.lines.append(document)
 
     def settle(self) -> None:
-        """Give the unused room back once nothing more will be written."""
-        os.truncate(self.path, self._end)
+        """Give the unused room back once nothing more will be written. Best effort: the file may have been removed."""
+        try:
+            os.truncate(self.path, self._end)
+        except OSError:
+            pass
 
     def last(self, kind: str) -> Optional[Dict[str, Any]]:
         return next((line for line in reversed(self.lines) if line.get("line") == kind), None)

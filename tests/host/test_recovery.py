@@ -536,3 +536,11 @@ def test_two_hundred_records_are_kept_and_no_more(monkeypatch, sleeper):
     records = ledger.read_all(places.run_dir())
     assert [r.id for r in ledger.prune(records)] == [f"{n:010x}" for n in range(5)]
     assert len(list(Path(places.run_dir()).glob("*.record"))) == 200
+
+
+def test_a_record_that_someone_deleted_hinders_no_undo(sleeper):
+    answer = misplace(sleeper.pid, 60.0)
+    Path(places.run_dir(), f"{answer['injection']}.record").unlink()
+    told = client.call({"op": "revert"})["reverted"][0]
+    assert told["state"] == "closed"
+    assert not misplaced(sleeper.pid)

@@ -227,6 +227,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(raw)
 
+    def way_clock(self) -> None:
+        """A server for which it is 1,000,000.5 s after 1970."""
+        if urlsplit(self.path).path.endswith("/query_range"):
+            values = [[time, "1"] for time in range(999_990, 1_000_001)]
+            data = {"resultType": "matrix", "result": [{"metric": {}, "values": values}]}
+        else:
+            data = {"resultType": "scalar", "result": [1_000_000.5, "1000000.5"]}
+        self.answer(200, json.dumps({"status": "success", "data": data}))
+
     def way_reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.connection.close()

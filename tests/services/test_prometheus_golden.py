@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from chaoslib.exceptions import ActivityFailed
 
+from chaosgpu.observe.client import Prometheus
+from chaosgpu.observe.connection import read_connection
 from chaosgpu.probes import capture_baseline, metric_changed, metric_holds, metric_value, wait_for_metric
 from chaosgpu.probes.chaosprometheus import metric_range
 
@@ -167,6 +169,15 @@ def test_a_range_is_plain_json_in_whole_numbers_for_the_report(server: dict[str,
     assert [value for _, value in drawn["result"][half]["values"]] == [500] * 5
     assert "(times 1000)" in drawn["result"][half]["metric"]["series"]
     assert sum(len(one["values"]) for one in found["series"]) == 5
+
+
+def test_a_range_has_the_steps_that_were_asked_for(server: dict[str, Any]) -> None:
+    """VictoriaMetrics by itself moves them to multiples of the step, which a window would take for gaps."""
+    with Prometheus(read_connection(server, {})) as asked:
+        end = int(asked.now()) - 1
+        end -= (end - 1) % 3
+        (series,) = asked.query_range('g{rank="0"}', end - 300, end, 3).series
+    assert {time % 3 for time, _ in series.samples} == {1}
 
 
 def test_a_query_longer_than_a_url_may_be(monitoring: Any) -> None:

@@ -166,6 +166,13 @@ def test_clock_skew_is_told(hostile: Hostile, caplog: pytest.LogCaptureFixture) 
     assert "3600 s apart" in caplog.text or "3599 s apart" in caplog.text
 
 
+def test_a_window_ends_when_the_server_says_it_is_now(hostile: Hostile) -> None:
+    assert metric_holds("up", "==", 1, for_seconds=4, configuration=at(hostile, "clock"))
+    asked = {name: hostile.last["form"][name] for name in ("start", "end", "step")}  # type: ignore[index]
+    assert asked == {"start": ["999996"], "end": ["1000000"], "step": ["1"]}
+    assert not metric_holds("up", "==", 1, for_seconds=11, configuration=at(hostile, "clock"))
+
+
 @pytest.mark.parametrize(
     "secrets",
     [

@@ -90,14 +90,16 @@ def test_what_is_wrong_is_named_and_not_shown(settings: dict[str, Any], said: st
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["bearer_token", "password", "username", "proxy", "base_url"]), st.text(min_size=12))
-def test_no_secret_is_in_an_error_or_a_repr(name: str, secret: str) -> None:
-    pair = (
-        {"prometheus_username": "anna", "prometheus_password": "pass word"} if name in ("username", "password") else {}
-    )
+@given(
+    st.sampled_from(["bearer_token", "password", "proxy", "base_url"]),
+    st.sampled_from(["hunter2{}", "{}hunter2", "http://anna:hunter2{}@host"]),
+    st.text(),
+)
+def test_no_secret_is_in_an_error_or_a_repr(name: str, form: str, text: str) -> None:
+    user = {"prometheus_username": "anna"} if name == "password" else {}
     try:
-        told = repr(read_connection(URL, {**pair, f"prometheus_{name}": secret}))
+        told = repr(read_connection(URL, {**user, f"prometheus_{name}": form.replace("{}", text)}))
     except BadArgument as error:
         told = str(error)
     assert "\n" not in told
-    assert secret not in told or (name in ("username", "base_url") and told.startswith("Connection("))
+    assert "hunter2" not in told

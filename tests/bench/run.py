@@ -74,7 +74,9 @@ def bench_lateness(count=200, spread_seconds=10.0):
         for number, victim in enumerate(victims):
             until = first + spread_seconds * number / count
             inject(
-                "numa.misplace_processes", {"target": {"pid": victim.pid}, "cpus": "0"}, until - (time.monotonic() - begun)
+                "numa.misplace_processes",
+                {"target": {"pid": victim.pid}, "cpus": "0"},
+                until - (time.monotonic() - begun),
             )
         print(f"lateness: {count} faults active after {time.monotonic() - begun:.1f} s")
         while client.call({"op": "list"})["faults"]:
@@ -142,7 +144,9 @@ def bench_netem(times=20):
             pairs.append(seconds_of(bare, 1))
             faults.append(seconds_of(ours, 1))
             ratios.append(faults[-1] / pairs[-1])
-        print(f"netem: tc pair {1e3 * statistics.median(pairs):.1f} ms, fault {1e3 * statistics.median(faults):.1f} ms:")
+        print(
+            f"netem: tc pair {1e3 * statistics.median(pairs):.1f} ms, fault {1e3 * statistics.median(faults):.1f} ms:"
+        )
         print(f"netem: ratio {statistics.median(ratios):.1f} (aim 5 or less)")
     finally:
         subprocess.run(["ip", "netns", "del", netns], check=True)

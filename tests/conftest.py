@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 HERE = Path(__file__).parent
 TIERS = ("unit", "host", "guest", "services")
+
+settings.register_profile("busy machine", deadline=None)  # a time limit for one example would test the machine
+settings.load_profile("busy machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -130,10 +130,11 @@ def _cgroup_home() -> str:
 def own_cgroup(role: str) -> None:
     """Move to a cgroup of our own, so that ending the caller's session or container scope ends neither of us.
 
-    Keeper and standby (``role``) have one each. Best effort: without cgroup v2 or rights we stay where we are.
+    Keeper and standby (``role``) have one each. Best effort: without cgroup v2 or rights we stay where we are;
+    under systemd we have a unit's.
     """
     home = _cgroup_home()
-    if home:
+    if home and find() != "systemd":
         try:
             os.makedirs(f"{home}/{role}", exist_ok=True)
             with open(f"{home}/{role}/cgroup.procs", "w", encoding="ascii") as members:

@@ -3,6 +3,8 @@
 from typing import Any
 
 from chaosgpu.changes.errors import BadArgument, ChaosgpuError
+from chaosgpu.faults import params
+from chaosgpu.faults.base import CATALOGUE
 from chaosgpu.fleet import local
 from chaosgpu.node import client
 
@@ -14,8 +16,20 @@ def check_nodes(nodes: Any) -> list[str]:
     if isinstance(nodes, str):
         nodes = [nodes]
     if not isinstance(nodes, (list, tuple)) or list(nodes) != [local.NAME]:
-        raise BadArgument(f"nodes is {str(nodes)[:60]!r}: ['{local.NAME}'] (this machine) is allowed in this version")
+        raise BadArgument(f"nodes is {params.shown(nodes)}: ['{local.NAME}'] (this machine) is allowed in this version")
     return list(nodes)
+
+
+def check_identity(name: str, value: Any) -> str | None:
+    """An injection's or a run's id, or None. What is malformed is refused: it must not come to mean all or none."""
+    return (
+        None if value is None else params.text(r"[0-9A-Za-z_.-]+", "an id as faults were listed with", 64)(name, value)
+    )
+
+
+def check_fault(value: Any) -> str | None:
+    """A fault's name, or None. An unknown one is refused: otherwise a typing error would read as "nothing is open"."""
+    return None if value is None else params.choice(*sorted(CATALOGUE))("fault", value)
 
 
 def faults(run: str | None = None, fault: str | None = None, recent: bool = False) -> list[dict[str, Any]]:
@@ -23,6 +37,11 @@ def faults(run: str | None = None, fault: str | None = None, recent: bool = Fals
     request = {"op": "list", "run": run, "fault": fault, "recent": recent}
     answer = client.call(request) if recent else client.call_if_kept(request)
     return list(_unfold(answer, "faults"))
+
+
+def stuck() -> list[dict[str, Any]]:
+    """The faults whose undo failed so far."""
+    return [entry for entry in faults() if entry["state"] == "stuck"]
 
 
 def revert(ids: list[str] | None = None, run: str | None = None, fault: str | None = None) -> list[dict[str, Any]]:
@@ -38,9 +57,12 @@ def record(injection: str) -> list[dict[str, Any]]:
     return list(_unfold(client.call({"op": "record", "id": injection}), "record"))
 
 
-def verify(ids: list[str] | None = None, run: str | None = None) -> dict[str, Any]:
-    """Ask the kernel what of the chosen faults is still there: ``{"verified": count, "left": [...]}``."""
-    answer = client.rescue({"op": "verify", "ids": ids or [], "run": run})
+def verify(run: str, start: bool) -> dict[str, Any]:
+    """Ask the kernel what of a run is still there: ``{"verified": count, "left": [...]}``.
+
+    With ``start`` also where every record is closed and the keeper has left: then one is started to look.
+    """
+    answer = client.rescue({"op": "verify", "ids": [], "run": run}, start)
     _unfold(answer, "left")
     return answer or {"verified": 0, "left": []}
 

@@ -55,13 +55,26 @@ def inject(
     except ChaosgpuError as error:
         fail(error)
     if "error" in answer:
-        raise ActivityFailed(" ".join(str(answer["error"]["message"]).split()))
+        raise ActivityFailed(_told(answer["error"]))
     return {"run": runs.this_run(), "fault": fault, "nodes": {answer["node"]: answer}}
 
 
 def fail(error: ChaosgpuError) -> NoReturn:
     """An expected error as the toolkit wants it."""
     raise ActivityFailed(str(error)) from None
+
+
+def _told(problem: dict[str, Any]) -> str:
+    """A node's refusal in one line; where something had been touched, what became of that."""
+    message = str(problem["message"])
+    if "stuck" in problem:
+        message += (
+            f"; what was done of it is STUCK and retried until it is undone: {'; '.join(problem['stuck'])}"
+            f" (chaos gpu record {problem['injection']})"
+        )
+    elif "injection" in problem:
+        message += f"; what was done of it is undone (chaos gpu record {problem['injection']})"
+    return " ".join(message.split())
 
 
 def _allow(allow: Any, fault: str) -> list[str]:

@@ -3,6 +3,7 @@
 So that ``chaos gpu revert --run`` and a rollback in another process know where to go, whatever became of the caller.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -29,7 +30,17 @@ def directory() -> Path:
 
 
 def remember(run: str, nodes: list[str], transport: str) -> Path:
-    """Add nodes to a run's file, atomically and durably; its path."""
+    """Add nodes to a run's file, atomically and durably; its path. Raises ChaosgpuError where it cannot be written."""
+    try:
+        return _write(run, nodes, transport)
+    except OSError as error:
+        raise ChaosgpuError(
+            f"the run cannot be remembered in {directory()} ({error.strerror}), so no fault is started:"
+            " free space there or set XDG_STATE_HOME"
+        ) from None
+
+
+def _write(run: str, nodes: list[str], transport: str) -> Path:
     folder = directory()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{run}.json"
@@ -49,9 +60,17 @@ def remember(run: str, nodes: list[str], transport: str) -> Path:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    for old in sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-KEEP]:
+    for old in _oldest_first()[:-KEEP]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _oldest_first() -> list[Path]:
+    dated = []
+    for path in directory().glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # another run pruned it meanwhile
+            dated.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(dated)]
 
 
 def recall(run: str) -> dict[str, Any]:
@@ -65,7 +84,7 @@ def recall(run: str) -> dict[str, Any]:
 
 def newest() -> str:
     """The run that was remembered last. Raises ChaosgpuError when there is none."""
-    known = sorted(directory().glob("*.json"), key=lambda path: path.stat().st_mtime)
+    known = _oldest_first()
     if not known:
         raise ChaosgpuError(f"no run is remembered in {directory()}: chaos gpu revert --all undoes what this node has")
     return known[-1].stem

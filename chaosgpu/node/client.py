@@ -147,10 +147,13 @@ def call_if_kept(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     return call(request)
 
 
-def rescue(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """As ``call_if_kept``, for what must happen: a keeper that died is asked again, a silent one is replaced first."""
+def rescue(request: Dict[str, Any], start: bool = False) -> Optional[Dict[str, Any]]:
+    """For what must happen: a keeper that died is asked again, a silent one is replaced first.
+
+    None where there is nothing to ask about, as for ``call_if_kept``, unless ``start`` asks for a keeper all the same.
+    """
     try:
-        return call_if_kept(request)
+        return call(request) if start else call_if_kept(request)
     except Silent:
         takeover()
     except Broken:

@@ -108,7 +108,10 @@ class _Hand:
         except ChaosgpuError as error:
             self.tell(_failure(error, 0))
             return
-        self.tell({"surveyed": _plan(fault, survey, self.changes)})
+        plan = _plan(fault, survey, self.changes)
+        if not self.lock_path:
+            plan["would_change"] = [_explained(change, wanted=True) for change in self.changes]
+        self.tell({"surveyed": plan})
         word = self.hear(None)
         if word.get("do") != "go":
             return
@@ -261,17 +264,20 @@ def _plan(fault: Fault, survey: Survey, changes: List[Change]) -> Dict[str, Any]
 
 
 def _changed(changes: List[Change], observed: Dict[int, Any]) -> List[Dict[str, Any]]:
-    """Per change, for people: what was changed, from what to what, how long it can last, and the lines by hand."""
-    told = []
-    for index, change in enumerate(changes):
-        described = change.describe()
-        entry: Dict[str, Any] = {"change": change.kind, "bound": change.bound}
-        if isinstance(change, base.Value):
-            entry.update({"what": change.name(), "from": change.old_value(), "to": observed.get(index)})
-        elif isinstance(change, base.Created):
-            entry.update({"what": change.name(), "from": "absent", "to": "present"})
-        else:
-            entry.update({"what": change.name(), "observed": observed.get(index)})
-        entry.update({"by_hand": described.apply, "undo_by_hand": described.undo})
-        told.append(entry)
-    return told
+    return [_explained(change, observed.get(index)) for index, change in enumerate(changes)]
+
+
+def _explained(change: Change, observed: Any = None, wanted: bool = False) -> Dict[str, Any]:
+    """A change for people: what, from what to what, how long it can last, and the lines by hand.
+
+    ``to`` is what was read back, or with ``wanted`` what a dry run would write.
+    """
+    entry: Dict[str, Any] = {"change": change.kind, "bound": change.bound, "what": change.name()}
+    if isinstance(change, base.Value):
+        entry.update({"from": change.old_value(), "to": change.wanted_value() if wanted else observed})
+    elif isinstance(change, base.Created):
+        entry.update({"from": "absent", "to": "present"})
+    elif not wanted:
+        entry["observed"] = observed
+    described = change.describe()
+    return {**entry, "by_hand": described.apply, "undo_by_hand": described.undo}

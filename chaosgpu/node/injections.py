@@ -139,17 +139,16 @@ class Injections:
             raise BadArgument(f"there is no fault {message['fault']!r} in this node's version {__version__}")
         fault = build(message["fault"], message["arguments"])
         seconds = duration_seconds(message["duration_seconds"], message["allow"])
-        if not message["dry_run"]:
-            self._check_supervised(fault.declaration.danger, message["allow"], "danger: hardware")
-            others = {other.request["run"] for other in self.open.values() if other.record is not None}
-            others -= {message["run"]}
-            if others and "concurrent" not in message["allow"]:
-                raise Refused(
-                    [
-                        f"run {sorted(others)[0]} has a fault open on this node:"
-                        " wait, revert it, or allow: ['concurrent'] to run two experiments here at once"
-                    ]
-                )
+        self._check_supervised(fault.declaration.danger, message["allow"], "danger: hardware")
+        others = {other.request["run"] for other in self.open.values() if other.record is not None}
+        others -= {message["run"]}
+        if others and "concurrent" not in message["allow"]:
+            raise Refused(
+                [
+                    f"run {sorted(others)[0]} has a fault open on this node:"
+                    " wait, revert it, or allow: ['concurrent'] to run two experiments here at once"
+                ]
+            )
         injection = Injection(secrets.token_hex(5), message, "surveying")
         injection.on_active.append(caller.reply)
         if not message["dry_run"]:
@@ -237,11 +236,6 @@ class Injections:
 
     def _planned(self, injection: Injection, plan: Dict[str, Any]) -> None:
         request = injection.request
-        if request["dry_run"]:
-            self._reply_active(injection, {"dry_run": True, "node": self.node, "fault": request["fault"], **plan})
-            self._drop_hand(injection)
-            self._forget(injection)
-            return
         try:
             self._check_keys(injection, plan)
             if "disk" in plan["bounds"]:
@@ -253,6 +247,11 @@ class Injections:
                             " set CHAOSGPU_STATE to a directory on a disk and start the keeper anew"
                         ]
                     )
+            if request["dry_run"]:
+                told = {"node": self.node, "fault": request["fault"], "supervisor": self.supervisor, **plan}
+                self._drop_hand(injection)
+                self._give_up(injection, {"dry_run": True, **told})
+                return
             now, wall = places.boottime(), time.time()
             seconds = float(request["duration_seconds"])
             injection.deadline_boottime, injection.deadline_wall = now + seconds, wall + seconds
@@ -529,7 +528,7 @@ class Injections:
             "%s closed: %s", injection.id, ", ".join(sorted({v[0] for v in verdicts.values()})) or "nothing to undo"
         )
         if injection.failure is not None:
-            self._reply_active(injection, {"error": injection.failure})
+            self._reply_active(injection, {"error": {**injection.failure, "injection": injection.id}})
         for reply in injection.on_closed:
             reply(told)
         injection.on_closed = []

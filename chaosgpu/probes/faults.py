@@ -1,6 +1,6 @@
 """What faults are in place: for steady states, and for the journal."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from chaoslib.types import Configuration, Secrets
 
@@ -24,7 +24,7 @@ def faults_active(
     """
     try:
         ask.check_nodes(nodes)
-        return len(ask.faults(run, fault))
+        return len(_open(run, fault))
     except ChaosgpuError as error:
         fail(error)
 
@@ -39,6 +39,10 @@ def list_faults(
     """The open faults of the node, oldest first: injection, fault, run, state, deadline, seconds left, undo command."""
     try:
         ask.check_nodes(nodes)
-        return ask.faults(run, fault)
+        return _open(run, fault)
     except ChaosgpuError as error:
         fail(error)
+
+
+def _open(run: Optional[str], fault: Optional[str]) -> List[Dict[str, Any]]:
+    return ask.faults(ask.check_identity("run", run), ask.check_fault(fault))

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, Iterator, List, Set, Tuple
+from typing import Any, ClassVar, Dict, Iterator, List, Optional, Set, Tuple
 
 from chaosgpu.changes.base import ALREADY, LOST, RESTORED, SUPERSEDED, Change, Described, Undone, start_time_ticks
 from chaosgpu.changes.errors import ChangeFailed, Moved
@@ -76,6 +76,9 @@ class ThreadAffinity(Change):
 
     def name(self) -> str:
         return f"CPU affinity of process {self.pid}"
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return cpu_list(self.old_default), cpu_list(self.wanted)
 
     def apply(self, grip: Grip) -> Any:
         if start_time_ticks(self.pid) != self.start:

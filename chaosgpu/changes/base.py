@@ -5,7 +5,7 @@ frozen dataclass of JSON values, so the undo can be carried out by another proce
 """
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Dict, List, NamedTuple, Optional, Type, TypeVar
+from typing import Any, ClassVar, Dict, List, NamedTuple, Optional, Tuple, Type, TypeVar
 
 from chaosgpu.changes.errors import ChangeFailed, Moved
 from chaosgpu.changes.grip import Grip
@@ -85,6 +85,10 @@ class Change:
         """What is changed, in an operator's words."""
         raise NotImplementedError
 
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        """From what to what, as JSON values; None where the name says it all."""
+        return None
+
     def describe(self) -> Described:
         """The change and its inverse as lines for a root shell. Tests run the inverse."""
         raise NotImplementedError
@@ -125,6 +129,9 @@ class Value(Change):
 
     def wanted_value(self) -> Any:
         raise NotImplementedError
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return self.old_value(), self.wanted_value()
 
     def same(self, one: Any, other: Any) -> bool:
         """Compared parsed, never as text (``0-3`` equals ``0,1,2,3``)."""
@@ -169,6 +176,9 @@ class Value(Change):
 @dataclass(frozen=True)
 class Created(Change):
     """A change that makes one object whose name carries the injection's id: found by name, so present means ours."""
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return "absent", "present"
 
     def present(self, grip: Grip) -> bool:
         raise NotImplementedError

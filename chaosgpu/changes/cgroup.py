@@ -6,7 +6,7 @@ Semantics: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/cgroups.rst.
 import os
 import shlex
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional, Tuple
 
 from chaosgpu.changes.base import ALREADY, LOST, RESTORED, Change, Created, Described, Undone, Value, start_time_ticks
 from chaosgpu.changes.errors import ChangeFailed, Moved
@@ -79,6 +79,9 @@ class MovedProcesses(Change):
 
     def name(self) -> str:
         return f"cgroup of processes {', '.join(self.old)}"
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return ", ".join(sorted({directory for _, directory in self.old.values()})), self.into
 
     def apply(self, grip: Grip) -> Any:
         moved = []

@@ -4,7 +4,7 @@ import errno
 import os
 import shlex
 from dataclasses import dataclass
-from typing import Any, ClassVar, List
+from typing import Any, ClassVar, List, Optional, Tuple
 
 from chaosgpu.changes.base import ALREADY, FD, REMOVED, Change, Described, Undone
 from chaosgpu.changes.errors import ChangeFailed, Moved
@@ -33,6 +33,9 @@ class HeldFile(Change):
 
     def name(self) -> str:
         return f"free space of the filesystem at {self.directory}"
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return "0 bytes held", f"{self.size_bytes} bytes held"
 
     def _key(self) -> str:
         return f"held-{self.filesystem}"

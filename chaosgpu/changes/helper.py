@@ -5,7 +5,7 @@ import os
 import select
 import signal
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional, Tuple
 
 from chaosgpu.changes.base import ALREADY, FD, REMOVED, Change, Described, Undone
 from chaosgpu.changes.errors import ChangeFailed
@@ -57,6 +57,9 @@ class HelperProcess(Change):
 
     def name(self) -> str:
         return f"helper {self.helper} on {self.key}"
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return "absent", "running"
 
     def apply(self, grip: Grip) -> Any:
         module = importlib.import_module(f"chaosgpu.helpers.{self.helper}")

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, List, Optional
+from typing import Any, ClassVar, List, Optional, Tuple
 
 from chaosgpu.changes.base import ALREADY, FD, LOST, RESTORED, Change, Described, Undone, start_time_ticks
 from chaosgpu.changes.errors import ChangeFailed, Moved
@@ -32,6 +32,9 @@ class StoppedByPtrace(Change):
 
     def name(self) -> str:
         return f"process {self.pid}"
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return "running", "stopped"
 
     def apply(self, grip: Grip) -> Any:
         if start_time_ticks(self.pid) != self.start:
@@ -83,6 +86,9 @@ class StoppedBySignal(Change):
 
     def name(self) -> str:
         return f"process {self.pid}"
+
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return "running", "stopped"
 
     def apply(self, grip: Grip) -> Any:
         if not send(self.pid, self.start, signal.SIGSTOP):

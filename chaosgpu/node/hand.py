@@ -270,14 +270,13 @@ def _changed(changes: List[Change], observed: Dict[int, Any]) -> List[Dict[str, 
 def _explained(change: Change, observed: Any = None, wanted: bool = False) -> Dict[str, Any]:
     """A change for people: what, from what to what, how long it can last, and the lines by hand.
 
-    ``to`` is what was read back, or with ``wanted`` what a dry run would write.
+    ``observed`` is what was read back after it; a dry run, which only wants it, has none.
     """
     entry: Dict[str, Any] = {"change": change.kind, "bound": change.bound, "what": change.name()}
-    if isinstance(change, base.Value):
-        entry.update({"from": change.old_value(), "to": change.wanted_value() if wanted else observed})
-    elif isinstance(change, base.Created):
-        entry.update({"from": "absent", "to": "present"})
-    elif not wanted:
+    values = change.values()
+    if values is not None:
+        entry["from"], entry["to"] = values
+    if not wanted:
         entry["observed"] = observed
     described = change.describe()
     return {**entry, "by_hand": described.apply, "undo_by_hand": described.undo}

@@ -204,13 +204,17 @@ def _verdicts(entry: dict[str, Any]) -> str:
 
 
 def _show_record(lines: list[dict[str, Any]]) -> None:
-    planned = lines[0]
-    click.secho(f"{planned['id']} {planned['fault']} {json.dumps(planned['arguments'])}", bold=True)
-    for line in lines[1:]:
+    planned = lines[0] if lines[0].get("line") == "planned" else None
+    if planned:
+        click.secho(f"{planned['id']} {planned['fault']} {json.dumps(planned['arguments'])}", bold=True)
+    for line in lines[1 if planned else 0 :]:
         click.echo(f"  {json.dumps(line)}")
-    click.echo("undo by hand, in this order:")
-    for _, undo in reversed(planned["shell"]):
-        click.echo(f"  {undo}")
+    if planned:
+        click.echo("undo by hand, in this order:")
+        for _, undo in reversed(planned["shell"]):
+            click.echo(f"  {undo}")
+    else:
+        click.echo("its first line is damaged, so how it is undone is not known")
 
 
 def _show_plan(steps: list[dict[str, Any]]) -> None:

@@ -149,8 +149,8 @@ class ImpairNetwork(Fault):
 
     def _limit_packets(self, device: str, mtu: int) -> int:
         """How many packets netem must be able to hold, or a long delay turns into loss (its default is 1000)."""
-        speed = read_file(f"/sys/class/net/{device}/speed") if not self.netns else None
-        bits = self.rate or (int(speed) * 10**6 if speed and speed.isdigit() else ASSUMED_BITS_PER_SECOND)
+        speed = "" if self.netns else _megabits_per_second(device)
+        bits = self.rate or (int(speed) * 10**6 if speed.isdigit() else ASSUMED_BITS_PER_SECOND)
         seconds = ((self.delay or 0) + 3 * (self.jitter or 0)) / 1000
         return max(1000, min(MOST_PACKETS, math.ceil(1.5 * seconds * bits / 8 / max(mtu, 68))))
 
@@ -299,6 +299,17 @@ class ImpairNetwork(Fault):
             return {"note": f"device {facts['device']} is gone"}
         after = _shape(qdiscs(facts["netns"], facts["device"], grip))
         return {"qdiscs": after, "as_before": after == facts["qdiscs_before"]}
+
+
+def _megabits_per_second(device: str) -> str:
+    """The link's speed as its driver tells, "" where it tells none.
+
+    Reading it fails with EINVAL for a loopback, or a link that is down (kernel doc, ABI/testing/sysfs-class-net).
+    """
+    try:
+        return read_file(f"/sys/class/net/{device}/speed") or ""
+    except ChangeFailed:
+        return ""
 
 
 def _shape(entries: List[Any]) -> List[str]:

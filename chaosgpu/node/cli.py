@@ -109,6 +109,8 @@ def _record(arguments: argparse.Namespace) -> int:
     if "error" in answer or arguments.json:
         return _show(arguments, answer, [])
     planned = answer["record"][0]
+    if planned.get("line") != "planned":
+        raise ChaosgpuError(f"the first line of record {arguments.id} is damaged: --json prints what is left of it")
     print(f"{planned['id']} {planned['fault']} {json.dumps(planned['arguments'])}")
     for line in answer["record"][1:]:
         print(f"  {json.dumps(line)}")

@@ -88,7 +88,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
     for name in ("authority", "other"):
-        openssl("req", "-x509", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
+        # Python 3.13 verifies strictly (RFC 5280): an authority says that it signs certificates.
+        usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+        openssl("req", "-x509", *key, *usage, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
     for name in ("server", "client"):
         openssl(
             "req", "-x509", *key, "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",

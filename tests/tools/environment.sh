@@ -8,7 +8,7 @@ packages=(
   python3.11 python3.11-venv patchelf                                    # the Pythons
   qemu-system-x86 busybox-static kmod systemd                            # the guest
   iproute2 nftables iputils-ping ethtool rdma-core ibverbs-utils ibverbs-providers perftest
-  e2fsprogs xfsprogs dmsetup util-linux fio numactl procps strace
+  e2fsprogs xfsprogs dmsetup util-linux fio numactl openssl procps strace
 )
 
 say() { printf '\n== %s\n' "$*"; }

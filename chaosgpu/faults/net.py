@@ -60,7 +60,9 @@ def neighbours(device: str, netns: str, grip: Grip) -> List[str]:
     routes = ask(netns, ["ip", "-j", "route", "show", "default", "dev", device], grip)
     gateways = [str(route["gateway"]) for route in routes if "gateway" in route]
     near = ask(netns, ["ip", "-j", "neigh", "show", "dev", device], grip)
-    return gateways + [str(entry["dst"]) for entry in near if "REACHABLE" in entry.get("state", [])]
+    return gateways + [
+        str(entry["dst"]) for entry in near if not {"FAILED", "INCOMPLETE"} & set(entry.get("state", []))
+    ]
 
 
 def control_peers(netns: str) -> List[Tuple[str, int, bool]]:

@@ -11,7 +11,8 @@ from typing import Any, Dict, List, NoReturn, Optional
 
 from chaosgpu import __version__
 from chaosgpu.changes.errors import ChaosgpuError
-from chaosgpu.node import bundle, client, keeper, places, standby, supervisor
+from chaosgpu.node import bundle, client, places, standby, supervisor
+from chaosgpu.node.lock import hold_lock
 
 STUCK = 3
 
@@ -150,7 +151,7 @@ def _running_bundle() -> str:
 def _keeper(_: argparse.Namespace) -> int:
     os.umask(0o077)
     places.private_dir(places.run_dir())
-    if not keeper.hold_lock():
+    if not hold_lock():
         return 0  # another was faster: there is a keeper
     os.chdir("/")
     supervisor.protect()

@@ -7,7 +7,8 @@ import time
 from typing import Any, Dict, Optional
 
 from chaosgpu.changes.errors import ChaosgpuError, Unreachable
-from chaosgpu.node import bundle, ledger, places, standby, supervisor, wire
+from chaosgpu.node import bundle, ledger, places, supervisor, wire
+from chaosgpu.node.lock import lock_holder
 
 START_SECONDS = 60.0
 HELLO_SECONDS = 3.0
@@ -75,7 +76,7 @@ class Client:
         except socket.timeout:
             sock.close()
             raise Silent(
-                f"{self.node}: the keeper (pid {standby.lock_holder()}) is silent for {HELLO_SECONDS:g} s:"
+                f"{self.node}: the keeper (pid {lock_holder()}) is silent for {HELLO_SECONDS:g} s:"
                 " `chaosgpu-node takeover` replaces it"
             ) from None
         except (OSError, ChaosgpuError):
@@ -118,11 +119,11 @@ def _complaint() -> str:
 
 def takeover() -> Dict[str, Any]:
     """Break glass: SIGKILL whatever holds the keeper lock, start a fresh keeper and let it read the ledger."""
-    holder = standby.lock_holder()
+    holder = lock_holder()
     if holder:
         os.kill(holder, 9)
         give_up = time.monotonic() + 5
-        while standby.lock_holder() == holder and time.monotonic() < give_up:
+        while lock_holder() == holder and time.monotonic() < give_up:
             time.sleep(0.005)
     with Client() as client:
         listed = client.call({"op": "list", "recent": True})
@@ -140,7 +141,7 @@ def call_if_kept(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
 
     Looking costs no keeper, so a rollback of an experiment that injected nothing starts none.
     """
-    if not standby.lock_holder():
+    if not lock_holder():
         directories = {places.state_dir(), *places.known_states()}
         if all(record.state == "closed" for directory in directories for record in ledger.read_all(directory)):
             return None

@@ -4,7 +4,6 @@ Single-threaded, driven by descriptors: callers' sockets, hands' socket pairs, o
 It never touches a faulted object or a path that can hang: hands do, and they can be killed.
 """
 
-import fcntl
 import gc
 import importlib
 import math
@@ -247,17 +246,6 @@ class Keeper:
             "supervisor": self.supervisor,
             "open": len(self.injections.open),
         }
-
-
-def hold_lock() -> bool:
-    """Take the machine's keeper lock: an fcntl record lock, never inherited, whose holder F_GETLK can name."""
-    fd = os.open(places.lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        os.close(fd)
-        return False
-    return True  # the descriptor stays open for the life of the process: closing it would free the lock
 
 
 def main(bundle: str) -> None:

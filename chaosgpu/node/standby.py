@@ -4,16 +4,15 @@ Joined to the keeper's socket, everything imported. On EOF, or one silent second
 is left of the keeper and takes its place. A keeper that leaves on purpose says so first.
 """
 
-import fcntl
 import gc
 import os
 import select
 import signal
 import socket
-import struct
 import time
 
 from chaosgpu.node import keeper, places, supervisor, wire
+from chaosgpu.node.lock import hold_lock, lock_holder
 from chaosgpu.node.log import forget_logger, logger
 
 SILENT_SECONDS = 1.0
@@ -115,25 +114,10 @@ def _cpu_ticks(pid: int) -> int:
     return -1 if fields[0] in (b"T", b"t", b"Z", b"X") else int(fields[11]) + int(fields[12])
 
 
-def lock_holder() -> int:
-    """The pid that holds the keeper lock, as F_GETLK names it (fcntl(2)); 0 when it is free."""
-    try:
-        fd = os.open(places.lock_path(), os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        # struct flock on 64-bit Linux: short type, short whence, off_t start, off_t len, pid_t pid
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        told = struct.unpack("hhqqi4x", fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    finally:
-        os.close(fd)
-    return 0 if told[0] == fcntl.F_UNLCK else int(told[4])
-
-
 def take_lock(kill: int) -> bool:
     """Take the keeper lock, with SIGKILL for process ``kill`` should it still hold it; False: another was faster."""
     give_up = time.monotonic() + TAKE_SECONDS
-    while not keeper.hold_lock():
+    while not hold_lock():
         holder = lock_holder()
         if holder == kill:
             try:

@@ -70,7 +70,7 @@ def bench_lateness(count=200, spread_seconds=10.0):
     victims = [subprocess.Popen(["sleep", "600"]) for _ in range(count)]
     try:
         begun = time.monotonic()
-        first = 5 + 0.05 * count
+        first = 5 + 0.3 * count  # each is proven, one after the other, before the first is due
         for number, victim in enumerate(victims):
             until = first + spread_seconds * number / count
             inject(

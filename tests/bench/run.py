@@ -1,7 +1,7 @@
 """Benchmarks: ``python tests/bench/run.py [NAME ...]`` prints ratios measured in one run, and asserts nothing.
 
 These machines are small and noisy, so each figure stands beside what it is compared with. As root; ``netem`` needs a
-kernel with sch_netem (the guest: ``tests/run bench``), in a network namespace of its own.
+kernel with sch_netem (``python tests/guest/vm.py -- python tests/bench/run.py netem``), in a namespace of its own.
 """
 
 import argparse

@@ -41,8 +41,8 @@ def plan(
 def _plan(experiment: Any, var: Sequence[str], var_file: Sequence[str]) -> list[dict[str, Any]]:
     if not isinstance(experiment, dict):
         raise ValueError("it is no experiment, which is an object with a method")
-    ensure_experiment_is_valid(experiment)
     given, given_secrets = merge_vars(convert_vars(list(var)), list(var_file))
+    ensure_experiment_is_valid(experiment)
     configuration = load_configuration(experiment.get("configuration", {}), given or {})
     secrets = load_secrets(experiment.get("secrets", {}), configuration, given_secrets or {})
     configuration = load_dynamic_configuration(configuration, secrets)

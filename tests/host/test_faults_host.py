@@ -194,4 +194,4 @@ def test_a_dry_run_tells_the_plan_and_touches_nothing(sleeper):
     plan = on_node(pause_processes({"pid": sleeper.pid}, "30s", dry_run=True))
     assert plan["dry_run"] is True
     assert plan["changes"][0]["pid"] == sleeper.pid
-    assert state_of(sleeper.pid) == "S"
+    assert until(lambda: state_of(sleeper.pid) == "S")

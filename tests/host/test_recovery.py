@@ -186,7 +186,7 @@ def test_sigterm_of_the_keeper_undoes_everything_first(sleeper, threaded):
     pause(sleeper.pid)
     misplace(threaded.pid)
     end_keeper()
-    assert state_of(sleeper.pid) == "S"
+    assert until(lambda: state_of(sleeper.pid) == "S")
     assert not misplaced(threaded.pid)
     assert not os.path.exists(places.socket_path())
 
@@ -333,7 +333,7 @@ def test_a_full_state_filesystem_refuses_the_fault(small_state, sleeper):
     fill(small_state)
     answer = client.call(request("host.pause_processes", {"target": {"pid": sleeper.pid}}))
     assert "cannot be written" in answer["error"]["message"]
-    assert state_of(sleeper.pid) == "S"
+    assert until(lambda: state_of(sleeper.pid) == "S")
 
 
 def test_a_state_filesystem_that_fills_up_later_delays_no_undo(small_state, sleeper):

@@ -83,7 +83,7 @@ def test_a_run_with_a_fault_a_revert_and_its_proof(tmp_path, sleeper):
     assert paused["undo"] == f"chaos gpu revert {paused['injection']}"
     assert told["run"][1]["output"]["reverted"][0]["verdicts"] == {"0": ["restored", ""]}
     assert told["rollbacks"][1]["output"] == {"verified": 1, "left": []}
-    assert state_of(sleeper.pid) == "S"
+    assert until(lambda: state_of(sleeper.pid) == "S")
 
 
 def test_rollbacks_of_a_run_that_injected_nothing_are_safe_and_start_nothing(tmp_path, sleeper):
@@ -168,7 +168,7 @@ def test_the_plan_says_what_would_change_and_what_would_be_refused(tmp_path, sle
     assert good["fault"] == "host.pause_processes"
     assert str(sleeper.pid) in json.dumps(good)
     assert "1 to 3600 seconds" in bad["refused"]
-    assert state_of(sleeper.pid) == "S"
+    assert until(lambda: state_of(sleeper.pid) == "S")
 
 
 def test_the_commands_for_people(tmp_path, sleeper):
@@ -183,7 +183,7 @@ def test_the_commands_for_people(tmp_path, sleeper):
     reverted = chaos(tmp_path, 0, "gpu", "revert", "--run")
     assert reverted.returncode == 0, reverted.stdout
     assert "closed" in reverted.stdout
-    assert state_of(sleeper.pid) == "S"
+    assert until(lambda: state_of(sleeper.pid) == "S")
     run.kill()
     run.communicate()
     catalogue = json.loads(chaos(tmp_path, 0, "gpu", "catalogue", "--json").stdout)

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from chaosgpu.node import standby
+from chaosgpu.node import ledger, places, standby
 
 
 def end_keeper():
@@ -31,3 +31,10 @@ def until(condition, seconds=5.0):
             return True
         time.sleep(0.01)
     return bool(condition())
+
+
+def damaged_record(identity):
+    """A ledger record whose first line is torn while more follows: stuck as soon as a keeper reads it."""
+    os.makedirs(places.state_dir(), mode=0o700, exist_ok=True)
+    line = ledger._line({"line": "active", "at": time.time(), "result": {}})
+    Path(places.state_dir(), f"{identity}{ledger.SUFFIX}").write_bytes(b"0" * 40 + b"\n" + line)

@@ -518,8 +518,6 @@ def test_no_process_can_be_started_for_the_undo(sleeper):
     (group / "pids.max").write_text("max")
     assert until(lambda: not misplaced(sleeper.pid), 10)
     assert until(lambda: client.call({"op": "list"})["faults"] == [])
-    for pid in (group / "cgroup.procs").read_text().split():
-        (group.parent / "cgroup.procs").write_text(pid)
     end_keeper()
     assert until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()

@@ -146,20 +146,6 @@ def test_validate_accepts_it_and_finds_a_wrong_argument(tmp_path, sleeper):
     assert "colour" in wrong.stdout
 
 
-def test_discover_lists_every_activity_with_real_types(tmp_path, sleeper):
-    done = chaos(tmp_path, sleeper.pid, "discover", "chaostoolkit-gpu", "--no-install")
-    assert done.returncode == 0, done.stdout
-    found = json.loads(Path(tmp_path, "discovery.json").read_text())["activities"]
-    named = {(entry["mod"].partition(".actions")[0], entry["name"]) for entry in found}
-    assert {"fill_disk", "throttle_io", "impair_network", "metric_holds", "revert", "faults_active"} <= {
-        n for _, n in named
-    }
-    for entry in found:
-        assert entry["doc"], entry["name"]
-        for argument in entry.get("arguments", []):
-            assert argument["type"] not in ("object", "", None), (entry["name"], argument)
-
-
 def test_the_plan_says_what_would_change_and_what_would_be_refused(tmp_path, sleeper):
     path = experiment(tmp_path, [pause(duration="30s"), {**pause(duration="9h"), "name": "too long"}])
     done = chaos(tmp_path, sleeper.pid, "gpu", "plan", path, "--json")
@@ -215,7 +201,8 @@ def test_it_composes_with_other_drivers_controls_and_the_report(tmp_path, sleepe
                 },
             }
         ]
-    path = experiment(tmp_path, [{**web, "controls": controls}, pause(duration="30s")])
+    undo = activity("action", "undo early", "chaosgpu.rollbacks", "revert")
+    path = experiment(tmp_path, [{**web, "controls": controls}, pause(duration="30s"), undo])
     done = chaos(tmp_path, sleeper.pid, "run", "--rollback-strategy", "always", path)
     server.shutdown()
     server.server_close()

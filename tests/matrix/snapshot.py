@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 ALLOWED = (
@@ -85,7 +86,12 @@ def leave():
                 Path(found.parent, "cgroup.procs").write_text(pid)
             except ProcessLookupError:
                 pass
-        found.rmdir()
+        for _ in range(100):
+            try:
+                found.rmdir()
+                break
+            except OSError:  # somebody in it is just ending
+                time.sleep(0.02)
 
 
 def _cgroups():

@@ -6,6 +6,7 @@ namespace itself (setns(2)) while it works there, so that each command costs one
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import socket
@@ -61,9 +62,10 @@ class Place:
 
     def lost(self) -> str:
         """Why this is not the surveyed device any more, "" when it is."""
-        if netns_inode(self.netns) != self.netns_inode:
+        netns = find(self.netns, self.netns_inode)
+        if netns is None:
             return f"network namespace {self.netns} is gone or another one by now"
-        found = ifindex(self.netns, self.device)
+        found = ifindex(netns, self.device)
         if not found:
             return f"device {self.device} is gone"
         return "" if found == self.ifindex else f"device {self.device} is another one by now"
@@ -78,6 +80,20 @@ def netns_inode(netns: str) -> int:
         return os.stat(netns or OWN).st_ino
     except OSError:
         return 0
+
+
+def find(netns: str, inode: int) -> Optional[str]:
+    """The namespace of that inode: where it was surveyed, else under any other path. None when it is gone.
+
+    A namespace outlives the process or the name by which it was found: a container is restarted inside its pod's.
+    """
+    if netns_inode(netns) == inode:
+        return netns
+    for pattern in ("/run/netns/*", "/run/docker/netns/*", "/proc/[0-9]*/ns/net"):
+        for path in glob.iglob(pattern):
+            if netns_inode(path) == inode:
+                return path
+    return None
 
 
 def ifindex(netns: str, device: str) -> int:

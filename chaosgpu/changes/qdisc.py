@@ -6,12 +6,12 @@ first, so that whatever part of it was made is found by the qdisc and removed wi
 
 import shlex
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, List
+from typing import Any, ClassVar, List, Optional, Set
 
 from chaosgpu.changes.base import LOST, SUPERSEDED, Created, Described, Undone
 from chaosgpu.changes.errors import Moved
 from chaosgpu.changes.grip import Grip
-from chaosgpu.changes.netns import Place, ask, ifindex, line, netns_inode, qdiscs, run
+from chaosgpu.changes.netns import Place, ask, find, ifindex, line, qdiscs, run
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class _Tree(Created):
     @property
     def place(self) -> Place:
         return Place(self.netns, self.netns_inode, self.device, self.ifindex)
+
+    def path(self) -> str:
+        """Where the namespace is now; where it was when it is gone."""
+        found = find(self.netns, self.netns_inode)
+        return self.netns if found is None else found
 
     def add(self) -> List[str]:
         """The tc line that makes the qdisc."""
@@ -59,14 +64,15 @@ class _Tree(Created):
 
     def create(self, grip: Grip) -> None:
         batch = "\n".join(" ".join(words) for words in self._lines())
-        run(self.netns, ["tc", "-batch", "-"], grip, stdin=batch + "\n")
+        run(self.path(), ["tc", "-batch", "-"], grip, stdin=batch + "\n")
 
     def remove(self, grip: Grip) -> None:
-        run(self.netns, ["tc", *self.delete()], grip)
+        run(self.path(), ["tc", *self.delete()], grip)
 
     def describe(self) -> Described:
-        made = [" ".join(map(shlex.quote, line(self.netns, ["tc", *words]))) for words in self._lines()]
-        return Described("; ".join(made), " ".join(line(self.netns, ["tc", *self.delete()])))
+        netns = self.path()
+        made = [shlex.join(line(netns, ["tc", *words])) for words in self._lines()]
+        return Described("; ".join(made), shlex.join(line(netns, ["tc", *self.delete()])))
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class RootQdisc(_Tree):
         return self.below
 
     def present(self, grip: Grip) -> bool:
-        found = qdiscs(self.netns, self.device, grip)
+        found = qdiscs(self.path(), self.device, grip)
         return any(entry.get("root") and entry.get("handle") == self.handle for entry in found)
 
 
@@ -123,21 +129,24 @@ class IngressQdisc(_Tree):
         return [["filter", "add", "dev", self.device, "ingress", "pref", *words] for words in self.filters]
 
     def present(self, grip: Grip) -> bool:
-        return any(entry.get("kind") == "clsact" for entry in qdiscs(self.netns, self.device, grip))
+        return any(entry.get("kind") == "clsact" for entry in qdiscs(self.path(), self.device, grip))
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         if not self.place.lost() and self.present(grip):
             ours = {int(words[0]) for words in self.filters}
-            for side in ("ingress", "egress"):
-                listed = ask(self.netns, ["tc", "-j", "filter", "show", "dev", self.device, side], grip)
-                if any(entry.get("pref") not in ours for entry in listed):
-                    return self._leave_to_others(ours, grip)
+            ingress, egress = self._preferences("ingress", grip), self._preferences("egress", grip)
+            if egress or ingress - ours:
+                return self._leave_to_others(ingress & ours, grip)
         return super().undo(observed, grip)
 
-    def _leave_to_others(self, ours: Any, grip: Grip) -> Undone:
+    def _preferences(self, side: str, grip: Grip) -> Set[int]:
+        listed = ask(self.path(), ["tc", "-j", "filter", "show", "dev", self.device, side], grip)
+        return {int(entry["pref"]) for entry in listed if "pref" in entry}
+
+    def _leave_to_others(self, ours: Set[int], grip: Grip) -> Undone:
         for preference in sorted(ours):
             argv = ["tc", "filter", "del", "dev", self.device, "ingress", "pref", str(preference)]
-            run(self.netns, argv, grip)
+            run(self.path(), argv, grip)
         return Undone(SUPERSEDED, f"{self.name()} has filters of someone else: ours are removed, it is left")
 
 
@@ -158,8 +167,13 @@ class IfbLink(Created):
     def name(self) -> str:
         return f"ifb device {self.device}"
 
+    def path(self) -> Optional[str]:
+        """Where the namespace is now; None when it is gone."""
+        return find(self.netns, self.netns_inode)
+
     def present(self, grip: Grip) -> bool:
-        return netns_inode(self.netns) == self.netns_inode and ifindex(self.netns, self.device) != 0
+        netns = self.path()
+        return netns is not None and ifindex(netns, self.device) != 0
 
     def _lines(self) -> List[List[str]]:
         return [
@@ -168,12 +182,16 @@ class IfbLink(Created):
         ]
 
     def create(self, grip: Grip) -> None:
+        netns = self.path()
+        if netns is None:
+            raise Moved(f"network namespace {self.netns} is gone or another one by now")
         for words in self._lines():
-            run(self.netns, words, grip)
+            run(netns, words, grip)
 
     def remove(self, grip: Grip) -> None:
-        run(self.netns, ["ip", "link", "del", "dev", self.device], grip)
+        run(self.path() or "", ["ip", "link", "del", "dev", self.device], grip)
 
     def describe(self) -> Described:
-        made = [" ".join(line(self.netns, words)) for words in self._lines()]
-        return Described("; ".join(made), " ".join(line(self.netns, ["ip", "link", "del", "dev", self.device])))
+        netns = self.path() or self.netns
+        made = [shlex.join(line(netns, words)) for words in self._lines()]
+        return Described("; ".join(made), shlex.join(line(netns, ["ip", "link", "del", "dev", self.device])))

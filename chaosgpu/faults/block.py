@@ -1,5 +1,6 @@
 """Filesystems and the devices below them: what a path lies on, and which of it this machine cannot do without."""
 
+import errno
 import os
 import re
 from typing import Dict, List, NamedTuple, Set
@@ -10,11 +11,14 @@ from chaosgpu.faults.base import House
 VITAL = ("/", "/usr", "/var", "/var/log", "/etc", "/boot", "/run", "/tmp", "/dev")
 KUBELET = ("/var/lib/kubelet", "/var/lib/containerd", "/var/lib/docker", "/var/lib/containers")
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
+# No unnamed file there, or no allocation without writing: space would not be held, or not return with its holder.
+NOT_HELD = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "vfat", "exfat", "ntfs3", "zfs")
 
 
 class Mount(NamedTuple):
     """One line of mountinfo (proc(5)). ``device`` is MAJ:MIN as the kernel numbers the filesystem."""
 
+    number: str
     device: str
     point: str
     kind: str
@@ -28,7 +32,8 @@ def mounts() -> List[Mount]:
         for line in lines:
             before, _, after = line.rstrip("\n").partition(" - ")
             fields, tail = before.split(), after.split()
-            found.append(Mount(fields[2], _plain(fields[4]), tail[0], _plain(tail[1]) if len(tail) > 1 else ""))
+            source = _plain(tail[1]) if len(tail) > 1 else ""
+            found.append(Mount(fields[0], fields[2], _plain(fields[4]), tail[0], source))
     return found
 
 
@@ -38,15 +43,23 @@ def _plain(escaped: str) -> str:
 
 
 def mount_of(path: str) -> Mount:
-    """The mount that a path lies on. Raises OSError when the path is not there."""
-    real = os.path.realpath(path)
-    os.stat(real)
-    best = Mount("0:0", "/", "rootfs", "")
+    """The mount that a path lies on, also below one that hides others. Raises OSError when the path is not there."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        opened = read_file(f"/proc/self/fdinfo/{fd}") or ""
+    finally:
+        os.close(fd)
+    number = next(line.split()[1] for line in opened.splitlines() if line.startswith("mnt_id:"))
     for mount in mounts():
-        inside = mount.point == "/" or real == mount.point or real.startswith(mount.point + "/")
-        if inside and len(mount.point) >= len(best.point):
-            best = mount
-    return best
+        if mount.number == number:
+            return mount
+    raise FileNotFoundError(errno.ENOENT, "it lies on a mount outside this mount namespace")
+
+
+def directory_of(path: str) -> str:
+    """The directory that a path is, or that holds the file which it is, behind every symbolic link."""
+    real = os.path.realpath(path)
+    return real if os.path.isdir(real) else os.path.dirname(real)
 
 
 def device_number(path: str) -> str:
@@ -80,9 +93,10 @@ def whole_disk(device: str) -> str:
     return device
 
 
-def stack(device: str) -> Set[str]:
-    """A device and every one below it: the disk of a partition, the members of a mapping, the file of a loop device."""
+def images(device: str) -> Set[str]:
+    """The filesystems (st_dev) whose files a device is made of: loop devices at any depth below mappings and disks."""
     seen: Set[str] = set()
+    found: Set[str] = set()
     below = [device]
     while below:
         current = below.pop()
@@ -95,8 +109,10 @@ def stack(device: str) -> Set[str]:
             below += [read_file(f"{place}/slaves/{name}/dev") or "" for name in os.listdir(f"{place}/slaves")]
         backing = read_file(f"{place}/loop/backing_file")
         if backing and os.path.exists(backing):
-            below.append(filesystem_of(backing))
-    return seen
+            filesystem = filesystem_of(backing)
+            found.add(filesystem)
+            below.append(filesystem)
+    return found
 
 
 def device_node(device: str) -> str:
@@ -127,7 +143,11 @@ def kubelet_filesystems() -> Dict[str, str]:
 
 
 def _note(reasons: Dict[str, str], path: str, why: str) -> None:
+    """Note the filesystem of a path, and those which hold the image that it is mounted from."""
     try:
-        reasons.setdefault(filesystem_of(path), why)
+        filesystem, device = filesystem_of(path), block_device_of(mount_of(path))
     except OSError:
-        pass  # there is no such path here
+        return  # there is no such path here
+    reasons.setdefault(filesystem, why)
+    for below in images(device):
+        reasons.setdefault(below, f"{why}, in an image file")

@@ -1,12 +1,13 @@
 """What a survey reads of the network: routes, the way in, RDMA providers, kernel modules, round trips."""
 
+import glob
 import ipaddress
 import json
 import os
 import re
 import socket
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from chaosgpu.changes.errors import ChangeFailed
 from chaosgpu.changes.file_value import read_file
@@ -14,8 +15,10 @@ from chaosgpu.changes.grip import Grip
 from chaosgpu.changes.netns import ask, inside
 
 CONTROL_PORTS = {22: "ssh", 6443: "the API server", 10250: "the kubelet"}
+CONTROL_PROGRAMS = frozenset(("sshd", "sshd-session", "dropbear", "kubelet", "k3s", "k3s-server", "k3s-agent", "rke2"))
 SOFT_RDMA = ("rxe", "siw")
-_ESTABLISHED = "01"
+SYSFS = "/sys"
+_ESTABLISHED, _LISTEN = "01", "0A"
 
 
 def addresses(peer: str) -> List[str]:
@@ -66,21 +69,40 @@ def neighbours(device: str, netns: str, grip: Grip) -> List[str]:
 
 
 def control_peers(netns: str) -> List[Tuple[str, int, bool]]:
-    """Established connections by which this machine is controlled: (remote address, port, whether the port is ours)."""
+    """Established connections by which this machine is controlled: (remote address, port, whether the port is ours).
+
+    Those of the well-known ports, and those of an ssh server or a kubelet whatever their port is.
+    """
+    controlling = _sockets_of(CONTROL_PROGRAMS)
     found = set()
     for table in ("tcp", "tcp6"):
         with inside(netns):
-            text = read_file(f"/proc/thread-self/net/{table}") or ""
-        for line in text.splitlines()[1:]:
-            fields = line.split()
-            if len(fields) < 4 or fields[3] != _ESTABLISHED:
+            rows = [line.split() for line in (read_file(f"/proc/thread-self/net/{table}") or "").splitlines()[1:]]
+        listening = {_decode(row[1])[1] for row in rows if row[3] == _LISTEN}
+        for row in rows:
+            if row[3] != _ESTABLISHED:
                 continue
-            local_port, (remote, remote_port) = _decode(fields[1])[1], _decode(fields[2])
-            if local_port in (22, 10250):
+            local_port, (remote, remote_port) = _decode(row[1])[1], _decode(row[2])
+            controls = row[9] in controlling
+            if local_port in (22, 10250) or (controls and local_port in listening):
                 found.add((remote, local_port, True))
-            elif remote_port in CONTROL_PORTS:
+            elif remote_port in CONTROL_PORTS or controls:
                 found.add((remote, remote_port, False))
     return sorted(entry for entry in found if not ipaddress.ip_address(entry[0]).is_loopback)
+
+
+def _sockets_of(programs: FrozenSet[str]) -> Set[str]:
+    """The inodes of every socket that processes of those names (proc(5), comm) hold open."""
+    found = set()
+    for folder in glob.iglob("/proc/[0-9]*"):
+        try:
+            if read_file(f"{folder}/comm") not in programs:
+                continue
+            links = [os.readlink(entry.path) for entry in os.scandir(f"{folder}/fd")]
+        except (OSError, ChangeFailed):
+            continue  # it has ended
+        found |= {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    return found
 
 
 def _decode(text: str) -> Tuple[str, int]:
@@ -93,20 +115,62 @@ def _decode(text: str) -> Tuple[str, int]:
     return str(address), int(port, 16)
 
 
-def rdma_provider(device: str, details: Dict[str, Any]) -> str:
-    """The RDMA provider on a network device: ``rxe``, ``siw``, ``hardware``, or "" when there is none.
+def rdma_provider(device: str, netns: str, grip: Grip) -> str:
+    """The RDMA provider on a network device: ``hardware``, ``rxe``, ``siw``, or "" when there is none.
 
     A hardware HCA's RDMA traffic never passes the kernel's queues: its InfiniBand device has a PCI device above, a soft
-    one names its network device in ``parent``.
+    one names its network device in ``parent``. A bond, VLAN, macvlan or ipvlan has what is below it: RoCE uses their
+    addresses over the HCA's port.
     """
+    found = {_provider(details) for details in _with_those_below(device, netns, grip)}
+    return next((provider for provider in ("hardware", *SOFT_RDMA) if provider in found), "")
+
+
+def _with_those_below(device: str, netns: str, grip: Grip) -> List[Dict[str, Any]]:
+    """`ip -d link` of a device and of all it sends through."""
+    links = {str(entry.get("ifname")): entry for entry in ask(netns, ["ip", "-j", "-d", "link", "show"], grip)}
+    seen: List[str] = []
+    below = [device]
+    while below:
+        name = below.pop()
+        if name in seen or name not in links:
+            continue
+        seen.append(name)
+        kind = links[name].get("linkinfo", {}).get("info_kind")
+        if kind in ("vlan", "macvlan", "ipvlan") and "link" in links[name]:
+            below.append(str(links[name]["link"]))
+        elif kind in ("bond", "team"):
+            below += [other for other, entry in links.items() if entry.get("master") == name]
+    return [links[name] for name in seen]
+
+
+def _provider(details: Dict[str, Any]) -> str:
     parent = details.get("parentdev", "")
-    if parent and os.path.isdir(f"/sys/bus/{details.get('parentbus', 'pci')}/devices/{parent}/infiniband"):
+    if parent and os.path.isdir(f"{SYSFS}/bus/{details.get('parentbus', 'pci')}/devices/{parent}/infiniband"):
         return "hardware"
-    base = "/sys/class/infiniband"
-    for name in os.listdir(base) if os.path.isdir(base) else []:
-        if read_file(f"{base}/{name}/parent") == device:
+    for name in rdma_devices():
+        if read_file(f"{SYSFS}/class/infiniband/{name}/parent") == details.get("ifname"):
             return next((soft for soft in SOFT_RDMA if name.startswith(soft)), SOFT_RDMA[0])
     return ""
+
+
+def rdma_devices(hardware_only: bool = False) -> List[str]:
+    """The RDMA devices of this machine; those of hardware have a ``device`` above them."""
+    base = f"{SYSFS}/class/infiniband"
+    names = sorted(os.listdir(base)) if os.path.isdir(base) else []
+    return [name for name in names if not hardware_only or os.path.exists(f"{base}/{name}/device")]
+
+
+def storage_servers(netns: str) -> List[str]:
+    """Addresses of the file servers that this machine has mounts from (nfs(5), ``addr=``); "" netns only."""
+    if netns:
+        return []
+    found = set()
+    for line in (read_file("/proc/self/mountinfo") or "").splitlines():
+        kind, _, options = line.partition(" - ")[2].split(maxsplit=2)
+        if kind in ("nfs", "nfs4", "cifs", "smb3"):
+            found |= {word[len("addr=") :] for word in options.split(",") if word.startswith("addr=")}
+    return sorted(found)
 
 
 def missing_modules(names: List[str]) -> List[str]:

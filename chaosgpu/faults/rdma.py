@@ -8,7 +8,7 @@ from chaosgpu.changes.base import Change
 from chaosgpu.changes.errors import BadArgument, ChangeFailed, NoEffect
 from chaosgpu.changes.file_value import read_file
 from chaosgpu.changes.grip import Grip
-from chaosgpu.changes.netns import ask, ifindex, link, netns_inode, qdiscs
+from chaosgpu.changes.netns import ask, find, ifindex, link, netns_inode, qdiscs
 from chaosgpu.changes.qdisc import IfbLink, IngressQdisc, RootQdisc
 from chaosgpu.faults import net, params
 from chaosgpu.faults.base import Declaration, Fault, Survey, fault
@@ -38,7 +38,7 @@ class ImpairNetwork(Fault):
         does_not_certify="RDMA on a hardware HCA, which never passes the kernel's queues",
         metrics=("node_network_transmit_drop_total", "node_netstat_Tcp_RetransSegs", "node_qdisc_drops_total"),
         residue="packets queued when the qdisc is put in or taken out are dropped",
-        opt_outs=("default_route", "tcp_only"),
+        opt_outs=("default_route", "file_server", "tcp_only"),
         seen_on=("guest",),
     )
 
@@ -97,35 +97,57 @@ class ImpairNetwork(Fault):
             except ChangeFailed as error:
                 survey.refuse(str(error))
                 return
-        device = self.device or net.route_device(facts["peers"][0], netns, survey.grip)
+        device = self.device or self._device_to_peers(survey)
         details = link(netns, device, survey.grip) if device else None
         if details is None:
             survey.refuse(f"device {self.device} is not there" if self.device else f"there is no route to {self.peer}")
             return
         facts.update({"device": device, "ifindex": details["ifindex"], "mtu": details.get("mtu", 1500)})
-        self._survey_paths(survey, details)
+        self._survey_paths(survey)
         self._survey_qdiscs(survey)
         facts["handle"] = _free_handle(survey.injection, facts["qdiscs_before"])
         facts["limit"] = self._limit_packets(device, facts["mtu"])
         if not survey.refusals:
-            facts["baseline"] = self._round_trip(facts, survey.grip, DELAY_PINGS)
+            facts["baseline"] = self._baseline(facts, survey.grip)
 
-    def _survey_paths(self, survey: Survey, details: Dict[str, Any]) -> None:
+    def _device_to_peers(self, survey: Survey) -> str:
+        """The device that leads to the peer. A name may have addresses beyond others of them: those are not hit."""
+        facts = survey.facts
+        ways = {peer: net.route_device(peer, facts["netns"], survey.grip) for peer in facts["peers"]}
+        device = next((way for way in ways.values() if way), "")
+        elsewhere = [peer for peer in facts["peers"] if ways[peer] != device]
+        if device and elsewhere:
+            survey.warnings.append(f"{', '.join(elsewhere)} of {self.peer} are not reached by {device} and not hit")
+            facts["peers"] = [peer for peer in facts["peers"] if ways[peer] == device]
+        return device
+
+    def _survey_paths(self, survey: Survey) -> None:
         """Refuse where the fault would do nothing, or would cut off those who could end it."""
         facts, device = survey.facts, survey.facts["device"]
-        facts["rdma"] = net.rdma_provider(device, details)
+        facts["rdma"] = net.rdma_provider(device, facts["netns"], survey.grip)
         if facts["rdma"] == "hardware":
             survey.refuse(
                 f"device {device} belongs to a hardware RDMA adapter: RDMA traffic never passes the kernel's queues,"
                 " so this would do nothing to it (a link, rate limit or switch fault would)",
                 unless="tcp_only",
             )
+        elif net.rdma_devices(hardware_only=True):
+            adapters = ", ".join(net.rdma_devices(hardware_only=True))
+            survey.warnings.append(f"RDMA traffic of {adapters} on this node is not touched, only IP through {device}")
         facts["control"] = [list(entry) for entry in net.control_peers(facts["netns"])]
         narrowed = self.peer is not None or self.port is not None
         if device in net.default_route_devices(facts["netns"], survey.grip) and not narrowed:
             survey.refuse(
                 f"device {device} carries the default route: narrow the fault by peer or port", unless="default_route"
             )
+        if not narrowed:
+            for server in net.storage_servers(facts["netns"]):
+                if net.route_device(server, facts["netns"], survey.grip) == device:
+                    survey.refuse(
+                        f"device {device} leads to the file server {server} that this machine has mounts from: narrow"
+                        " the fault by peer or port",
+                        unless="file_server",
+                    )
         if self.port in net.CONTROL_PORTS:
             survey.warnings.append(f"port {self.port}: connections that control this machine are spared")
         if device == "lo" and facts["rdma"]:
@@ -204,16 +226,16 @@ class ImpairNetwork(Fault):
             ifb = f"cg{survey.injection}"
             netem = self._netem(facts["limit"])
             changes.append(IfbLink(facts["netns"], facts["netns_inode"], ifb, netem))
-            changes.append(IngressQdisc(*place, self._ingress(facts, ifb)))
+            changes.append(IngressQdisc(*place, self._ingress(facts, ifb, _first_preference(survey.injection))))
         return changes
 
-    def _ingress(self, facts: Dict[str, Any], ifb: str) -> List[List[str]]:
+    def _ingress(self, facts: Dict[str, Any], ifb: str, first: int) -> List[List[str]]:
         rows = [(keys, ["action", "pass"]) for keys in self._spared(facts, "src")]
         redirect = ["action", "mirred", "egress", "redirect", "dev", ifb]
         rows += [(keys, redirect) for keys in self._matches(facts, "src")]
         return [
             [str(preference), "protocol", keys[0], "flower", *keys[1:], *action]
-            for preference, (keys, action) in enumerate(rows, 1)
+            for preference, (keys, action) in enumerate(rows, first)
         ]
 
     def _egress(self, facts: Dict[str, Any], place: Tuple[str, int, str, int]) -> RootQdisc:
@@ -230,17 +252,21 @@ class ImpairNetwork(Fault):
 
     # --- evidence
 
-    def _round_trip(self, facts: Dict[str, Any], grip: Grip, count: int) -> Optional[Dict[str, Any]]:
-        """A real round trip through what is hit: TCP connects to the port, else pings; None where nobody answers."""
+    def _baseline(self, facts: Dict[str, Any], grip: Grip) -> Optional[Dict[str, Any]]:
+        """The round trip before, to whom answers first: a peer, or a neighbour where all of a device is hit."""
         hosts = [peer for peer in facts["peers"] if "/" not in peer]
         if self.peer is None:
             hosts = net.neighbours(facts["device"], facts["netns"], grip)
-        for host in hosts[:2]:
+        return self._round_trip(hosts[:2], facts, grip, DELAY_PINGS)
+
+    def _round_trip(self, hosts: List[str], facts: Dict[str, Any], grip: Grip, count: int) -> Optional[Dict[str, Any]]:
+        """A real round trip through what is hit: TCP connects to the port, else pings; None where nobody answers."""
+        for host in hosts:
             if self.port is not None:
                 taken = net.connect_ms(host, self.port, facts["netns"], 5)
                 if taken is not None:
                     return {"how": f"TCP connect to {host}:{self.port}", "host": host, "rtt_ms": taken}
-            elif self.port is None:
+            else:
                 found = net.ping(host, facts["netns"], count, 0.02 if count <= DELAY_PINGS else 0.005, grip)
                 if found is not None:
                     return {"how": f"ping {host}", "host": host, **found}
@@ -256,7 +282,7 @@ class ImpairNetwork(Fault):
             )
             return proof
         count = LOSS_PINGS if self.loss_percent is not None else DELAY_PINGS
-        during = self._round_trip(facts, grip, count)
+        during = self._round_trip([facts["baseline"]["host"]], facts, grip, count)
         proof["during"] = during
         proof["exercised"] = True
         times = 2 if self.direction == "both" else 1
@@ -295,9 +321,10 @@ class ImpairNetwork(Fault):
         return found
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
-        if netns_inode(facts["netns"]) != facts["netns_inode"] or not ifindex(facts["netns"], facts["device"]):
+        netns = find(facts["netns"], facts["netns_inode"])
+        if netns is None or ifindex(netns, facts["device"]) != facts["ifindex"]:
             return {"note": f"device {facts['device']} is gone"}
-        after = _shape(qdiscs(facts["netns"], facts["device"], grip))
+        after = _shape(qdiscs(netns, facts["device"], grip))
         return {"qdiscs": after, "as_before": after == facts["qdiscs_before"]}
 
 
@@ -327,3 +354,9 @@ def _free_handle(injection: str, before: List[str]) -> str:
     while f"{number:x}:" in taken or f"{number + 1:x}:" in taken:
         number += 2
     return f"{number:x}:"
+
+
+def _first_preference(injection: str) -> int:
+    """Where our filters' preferences begin in a qdisc that others may use too: from the injection's id, and below
+    0xC000, from where the kernel takes those that nobody chose."""
+    return 0x1000 + int(injection[:2], 16) * 0x80

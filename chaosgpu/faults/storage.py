@@ -1,8 +1,6 @@
 """Faults of storage: a full filesystem, slow reads and writes."""
 
-import mmap
 import os
-import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Dict, List, Optional, Set
 
@@ -10,17 +8,15 @@ from chaosgpu.changes.base import Change
 from chaosgpu.changes.cgroup import ControllerEnabled, members
 from chaosgpu.changes.errors import BadArgument, NoEffect
 from chaosgpu.changes.file_value import inode_of, read_file
-from chaosgpu.changes.grip import Grip, die_with_parent
+from chaosgpu.changes.grip import Grip
 from chaosgpu.changes.held_file import HeldFile
 from chaosgpu.changes.io_limit import BlkioThrottle, IoMax, io_max, throttle
-from chaosgpu.faults import block, params
+from chaosgpu.faults import block, io_probe, params
 from chaosgpu.faults.base import Declaration, Fault, Survey, fault
 from chaosgpu.faults.cgroups import Hierarchy, directory_of, hierarchy
 from chaosgpu.faults.target import select, target
 
 MEMORY_RESERVE_BYTES = 512 * 1024**2
-PROBE_SECONDS = 1.0
-PROBE_BLOCK = 4096
 LEAST_HELD_BYTES = 1024 * 1024
 
 
@@ -61,7 +57,7 @@ class FillDisk(Fault):
 
     path: str = params.param(params.path(), doc="a directory on the filesystem")
     percent: Optional[float] = params.param(params.percent(1, 100), None, doc="df's Use% to reach")
-    bytes: Optional[int] = params.param(params.size_bytes(1), None, doc="how much to take")
+    bytes: Optional[int] = params.param(params.size_bytes(LEAST_HELD_BYTES), None, doc="how much to take")
     leave_bytes: Optional[int] = params.param(params.size_bytes(0), None, doc="how much to leave to users")
 
     def check(self) -> None:
@@ -69,13 +65,14 @@ class FillDisk(Fault):
 
     def survey(self, survey: Survey) -> None:
         try:
-            mount = block.mount_of(self.path)
-            directory = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
+            directory = block.directory_of(self.path)
+            mount = block.mount_of(directory)
             filesystem = block.filesystem_of(directory)
+            before = usage(directory)
         except OSError as error:
             survey.refuse(f"path {self.path}: {error.strerror}")
             return
-        before = usage(directory)
+        self._survey_kind(survey, mount, directory)
         survey.facts.update({"directory": directory, "filesystem": filesystem, "mount": mount.point, "before": before})
         why = block.vital_filesystems(survey.house).get(filesystem)
         if why:
@@ -96,6 +93,16 @@ class FillDisk(Fault):
             )
         if mount.kind in block.IN_MEMORY:
             self._check_memory(survey, mount.point, wanted)
+
+    def _survey_kind(self, survey: Survey, mount: block.Mount, directory: str) -> None:
+        """Refuse where space cannot be held by an open file, and would not return by itself."""
+        if mount.kind in block.NOT_HELD or mount.kind.startswith("fuse"):
+            survey.refuse(
+                f"the filesystem at {mount.point} is {mount.kind}, where space cannot be held by an unnamed file"
+                " (O_TMPFILE with fallocate): fill it on the server's side"
+            )
+        elif os.statvfs(directory).f_flag & os.ST_RDONLY:
+            survey.refuse(f"the filesystem at {mount.point} is read-only")
 
     def _wanted_bytes(self, before: Dict[str, Any]) -> int:
         capacity = before["used_bytes"] + before["available_bytes"]
@@ -190,6 +197,8 @@ class ThrottleIo(Fault):
         groups = {directory_of(process.pid, "io", where) for process in chosen} - {""}
         pids = {process.pid for process in chosen}
         survey.facts["groups"] = [self._survey_group(survey, group, where, pids) for group in sorted(groups)]
+        if chosen and not groups:
+            survey.refuse("the chosen processes have ended meanwhile")
 
     def _survey_device(self, survey: Survey) -> None:
         device = block.device_number(self.device) if self.device else ""
@@ -197,12 +206,13 @@ class ThrottleIo(Fault):
             survey.refuse(f"device {self.device} is no block device here")
         if self.path:
             try:
-                mount = block.mount_of(self.path)
+                directory = block.directory_of(self.path)
+                mount = block.mount_of(directory)
             except OSError as error:
                 survey.refuse(f"path {self.path}: {error.strerror}")
                 return
             device = block.block_device_of(mount)
-            survey.facts["probe_directory"] = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
+            survey.facts["probe_directory"] = directory
             if not device:
                 survey.refuse(
                     f"path {self.path} is on {mount.kind}, which has no block device: a limit would do nothing"
@@ -216,9 +226,8 @@ class ThrottleIo(Fault):
         entry: Dict[str, Any] = {"directory": group, "enable_in": "", "inodes": {}}
         inside = _all_members(group)
         if group == where.root:
-            survey.refuse(
-                f"process {min(chosen)} is in the root cgroup, which has no limits: start it in one of its own"
-            )
+            there = sorted(chosen & set(members(group)))[:5]
+            survey.refuse(f"processes {there} are in the root cgroup, which has no limits: start them in a cgroup")
             return entry
         if inside & set(survey.house.pids):
             survey.refuse(f"cgroup {group} holds chaosgpu's or the caller's own processes: they would be slowed too")
@@ -281,10 +290,14 @@ class ThrottleIo(Fault):
         group = facts["groups"][0]["directory"]
         measured: Dict[str, Any] = {}
         for name, limit in facts["limits"].items():
-            rate = _probe(group, name, limit, facts, grip)
-            measured[name] = {"asked": limit, "measured": round(rate, 1) if rate is not None else "not exercised"}
-            if rate is not None and rate > 1.25 * limit + PROBE_BLOCK / PROBE_SECONDS:
+            rate = io_probe.rate(group, name, limit, facts)
+            if rate is None:
+                measured[name] = {"asked": limit, "measured": "not exercised"}
+                continue
+            if rate > 1.25 * limit + io_probe.BLOCK / io_probe.SECONDS:
                 raise NoEffect(f"{name} {limit} was asked for and {rate:.0f} was measured in {group}")
+            # Below the limit one reader or writer alone is slower than it, or waits behind others in the cgroup.
+            measured[name] = {"asked": limit, "measured": round(rate, 1), "reached": rate >= 0.75 * limit}
         return {"cgroup": group, "device": facts["device"], "rates": measured}
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
@@ -300,63 +313,3 @@ def _all_members(group: str) -> Set[int]:
     for directory, _, _ in os.walk(group):
         found |= set(members(directory))
     return found
-
-
-def _probe(group: str, name: str, limit: int, facts: Dict[str, Any], grip: Grip) -> Optional[float]:
-    """Read or write directly for a second from inside the cgroup; the rate, or None where there is nothing to probe on.
-
-    A child of the hand does it: on an unnamed file of the filesystem, or, for reads, on the device itself.
-    """
-    told_read, told_write = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
-    if child == 0:
-        try:
-            die_with_parent()
-            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
-                procs.write(str(os.getpid()))
-            rate = _transfer(name, limit, facts)
-            os.write(told_write, b"" if rate is None else repr(rate).encode())
-        finally:
-            os._exit(0)
-    os.close(told_write)
-    with os.fdopen(told_read, "rb") as told:
-        answer = told.read()
-    os.waitpid(child, 0)
-    return float(answer) if answer else None
-
-
-def _transfer(name: str, limit: int, facts: Dict[str, Any]) -> Optional[float]:
-    writing, counts_bytes = name.startswith("write"), name.endswith("per_second")
-    size = PROBE_BLOCK
-    if counts_bytes:
-        size = max(PROBE_BLOCK, min(1024 * 1024, int(limit * PROBE_SECONDS / 20) // PROBE_BLOCK * PROBE_BLOCK))
-    try:
-        if "probe_directory" in facts:
-            fd = os.open(facts["probe_directory"], os.O_TMPFILE | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC, 0o600)
-            span = 16 * 1024 * 1024
-            if not writing:
-                os.posix_fallocate(fd, 0, span)
-                fd_device = facts["node"] and os.open(facts["node"], os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-                fd = fd_device or fd
-        elif not writing and facts["node"]:
-            fd = os.open(facts["node"], os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-            span = os.lseek(fd, 0, os.SEEK_END)
-        else:
-            return None
-    except OSError:
-        return None
-    buffer = mmap.mmap(-1, size)
-    done, offset = 0, 0
-    begun = time.monotonic()
-    while True:
-        try:
-            moved = os.pwritev(fd, [buffer], offset) if writing else os.preadv(fd, [buffer], offset)
-        except OSError:
-            return None
-        if not moved:
-            return None
-        done += moved if counts_bytes else 1
-        offset = 0 if offset + 2 * size > span else offset + size
-        passed = time.monotonic() - begun
-        if passed >= PROBE_SECONDS or done > 2 * limit * PROBE_SECONDS:
-            return done / passed

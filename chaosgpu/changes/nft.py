@@ -1,24 +1,50 @@
-"""A table of nftables (nft(8)): one transaction makes all of it, one removes all of it."""
+"""A table of nftables (nft(8)) that lives as long as the nft process which made it."""
 
+import os
+import select
 import shlex
+import subprocess
+import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, List
+from typing import Any, ClassVar, List, Optional, Tuple
 
-from chaosgpu.changes.base import LOST, Created, Described, Undone
-from chaosgpu.changes.errors import Moved
-from chaosgpu.changes.grip import Grip
-from chaosgpu.changes.netns import line, netns_inode, run, succeeds
+from chaosgpu.changes.base import ALREADY, FD, LOST, REMOVED, Change, Described, Undone
+from chaosgpu.changes.errors import ChangeFailed, Moved
+from chaosgpu.changes.grip import Grip, die_with_parent
+from chaosgpu.changes.netns import find, inside, line, succeeds
+
+READY_SECONDS = 10.0
+
+
+class _Owner:
+    """The hand's hold on the nft process whose netlink socket owns the table."""
+
+    def __init__(self, process: "subprocess.Popen[str]", table: str) -> None:
+        self.process, self.table = process, table
+
+    def tend(self) -> None:
+        if self.process.poll() is not None:
+            raise ChangeFailed(f"the nft process that owned table {self.table} ended before its time")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @dataclass(frozen=True)
-class NftTable(Created):
-    """Table ``inet chaosgpu_<id>`` with ``body``, the text of its chains and rules, in a network namespace."""
+class NftTable(Change):
+    """Table ``inet <table>`` with ``body``, the text of its chains and rules, in a network namespace.
+
+    With the flag ``owner`` the kernel removes it together with its maker's socket, and lets nobody else change, flush
+    or delete it (nft(8), since Linux 5.12 and nft 0.9.9). One line of an interactive nft is one transaction.
+    """
 
     kind: ClassVar[str] = "net.nft"
+    bound: ClassVar[str] = FD
 
     netns: str
     netns_inode: int
-    table: str
+    table: str  # it carries the injection's id
     body: str
 
     def keys(self) -> List[str]:
@@ -27,29 +53,84 @@ class NftTable(Created):
     def name(self) -> str:
         return f"nft table inet {self.table}"
 
-    def _lost(self) -> str:
-        same = netns_inode(self.netns) == self.netns_inode
-        return "" if same else f"network namespace {self.netns} is gone or another one by now"
+    def values(self) -> Optional[Tuple[Any, Any]]:
+        return "absent", "present"
 
-    def present(self, grip: Grip) -> bool:
-        argv = ["nft", "list", "table", "inet", self.table]
-        return not self._lost() and succeeds(self.netns, argv, grip)
+    def _path(self) -> Optional[str]:
+        return find(self.netns, self.netns_inode)
+
+    def _argv(self) -> List[str]:
+        return ["nft", "--define", f"owner={self.table}", "--interactive"]  # defined only to be found by `pkill -f`
+
+    def _line(self) -> str:
+        rules = " ; ".join(row.strip() for row in self.body.splitlines() if row.strip())
+        return f"add table inet {self.table} {{ flags owner ; {rules} ; }}"
+
+    def holds(self, grip: Grip) -> bool:
+        netns = self._path()
+        return netns is not None and succeeds(netns, ["nft", "list", "table", "inet", self.table], grip)
 
     def apply(self, grip: Grip) -> Any:
-        if self._lost():
-            raise Moved(self._lost())
-        return super().apply(grip)
+        netns = self._path()
+        if netns is None:
+            raise Moved(f"network namespace {self.netns} is gone or another one by now")
+        if self.holds(grip):
+            raise Moved(f"{self.name()} exists already")
+        try:
+            with inside(netns):
+                process = subprocess.Popen(
+                    self._argv(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=() if grip.lock_fd is None else (grip.lock_fd,),
+                    preexec_fn=die_with_parent,
+                    cwd="/",
+                    text=True,
+                )
+        except OSError as error:
+            raise ChangeFailed(f"cannot run nft: {error.strerror or error} (is nftables installed?)") from None
+        owner = _Owner(process, self.table)
+        grip.keep(self.table, owner)
+        complaint = self._tell(process, grip)
+        if complaint:
+            grip.let_go(self.table)
+            owner.close()
+            raise ChangeFailed(f"{self.name()}: {complaint}")
+        return {"pid": process.pid}
 
-    def create(self, grip: Grip) -> None:
-        run(self.netns, ["nft", "-f", "-"], grip, stdin=f"table inet {self.table} {{\n{self.body}\n}}\n")
-
-    def remove(self, grip: Grip) -> None:
-        run(self.netns, ["nft", "delete", "table", "inet", self.table], grip)
+    def _tell(self, process: "subprocess.Popen[str]", grip: Grip) -> str:
+        """Have the table made; nft's complaint, or "" once it is there."""
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            process.stdin.write(self._line() + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, and says why
+        give_up = time.monotonic() + READY_SECONDS
+        while time.monotonic() < give_up:
+            if select.select([process.stderr], [], [], 0.02)[0]:
+                complaint = os.read(process.stderr.fileno(), 4096).decode(errors="replace").strip()
+                return complaint.splitlines()[0] if complaint else "nft ended"
+            if self.holds(grip):
+                return ""
+        return f"nft did not make it in {READY_SECONDS:g} s"
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
-        return Undone(LOST, self._lost()) if self._lost() else super().undo(observed, grip)
+        owner = grip.let_go(self.table)
+        if owner is not None:
+            owner.close()
+            return Undone(REMOVED)
+        if self._path() is None:
+            return Undone(LOST, f"network namespace {self.netns} is gone or another one by now")
+        if not self.holds(grip):
+            return Undone(ALREADY, "the table ended with its owner")
+        raise ChangeFailed(f"{self.name()} is there, and only its owner can remove it: `{self.describe().undo}`")
 
     def describe(self) -> Described:
-        nft = " ".join(line(self.netns, ["nft"]))
-        body = shlex.quote(" ".join(f"table inet {self.table} {{ {self.body} }}".split()))
-        return Described(f"{nft} {body}", f"{nft} delete table inet {self.table}")
+        netns = self._path()
+        argv = shlex.join(line(self.netns if netns is None else netns, self._argv()))
+        return Described(
+            f"(echo {shlex.quote(self._line())}; sleep infinity) | {argv}", f"pkill -f '[o]wner={self.table}'"
+        )

@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Dict, List, NamedTuple, Optional, Tuple, Type,
 
 from chaosgpu.changes.errors import ChangeFailed, Moved
 from chaosgpu.changes.grip import Grip
+from chaosgpu.helpers.tracer import (
+    start_time_ticks as start_time_ticks,
+)  # the identity that changes of processes record
 
 RESTORED = "restored"  # the old value was put back
 ALREADY = "already"  # nothing to do: the old value, or the absence of the created thing, was found
@@ -205,16 +208,3 @@ class Created(Change):
             return Undone(ALREADY)
         self.remove(grip)
         return Undone(REMOVED)
-
-
-def start_time_ticks(pid: int) -> Optional[int]:
-    """A process's start time in clock ticks since boot (proc(5), /proc/pid/stat field 22); None when it is gone.
-
-    Together with the pid this names one process for the life of the machine: pids are reused, the pair is not.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            after_name = stat.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if after_name[0] in (b"Z", b"X") else int(after_name[19])

@@ -8,7 +8,18 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, List, Optional, Tuple
 
-from chaosgpu.changes.base import ALREADY, LOST, RESTORED, Change, Created, Described, Undone, Value, start_time_ticks
+from chaosgpu.changes.base import (
+    ALREADY,
+    LOST,
+    RESTORED,
+    SUPERSEDED,
+    Change,
+    Created,
+    Described,
+    Undone,
+    Value,
+    start_time_ticks,
+)
 from chaosgpu.changes.errors import ChangeFailed, Moved
 from chaosgpu.changes.file_value import read_file, write_file
 from chaosgpu.changes.grip import Grip
@@ -21,9 +32,14 @@ def members(path: str) -> List[int]:
     return [int(pid) for pid in (read_file(f"{path}/cgroup.procs") or "").split()]
 
 
+def members_below(path: str) -> List[int]:
+    """The processes of a cgroup and of all its descendants."""
+    return [pid for directory, _, _ in os.walk(path) for pid in members(directory)]
+
+
 @dataclass(frozen=True)
 class ChildCgroup(Created):
-    """A cgroup directory whose name carries the injection's id."""
+    """A cgroup directory whose name carries the injection's id. What is made inside it meanwhile goes with it."""
 
     kind: ClassVar[str] = "cgroup.child"
 
@@ -45,14 +61,15 @@ class ChildCgroup(Created):
             raise ChangeFailed(f"{self.name()} cannot be made: {error.strerror}") from None
 
     def remove(self, grip: Grip) -> None:
-        try:
-            os.rmdir(self.path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise ChangeFailed(
-                f"{self.name()} cannot be removed: {error.strerror}; inside: {members(self.path)}"
-            ) from None
+        for directory, _, _ in os.walk(self.path, topdown=False):
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise ChangeFailed(
+                    f"cgroup {directory} cannot be removed: {error.strerror}; inside: {members(directory)}"
+                ) from None
 
     def describe(self) -> Described:
         return Described(f"mkdir {shlex.quote(self.path)}", f"rmdir {shlex.quote(self.path)}")
@@ -72,10 +89,7 @@ class MovedProcesses(Change):
     old: Dict[str, List[Any]] = field(default_factory=dict)
 
     def keys(self) -> List[str]:
-        return [f"placement:{self._hierarchy()}/{pid}/{start}" for pid, (start, _) in self.old.items()]
-
-    def _hierarchy(self) -> str:
-        return "/".join(self.into.split("/")[:5])
+        return [f"placement:{pid}/{start}" for pid, (start, _) in self.old.items()]
 
     def name(self) -> str:
         return f"cgroup of processes {', '.join(self.old)}"
@@ -102,12 +116,12 @@ class MovedProcesses(Change):
         return True
 
     def holds(self, grip: Grip) -> bool:
-        return bool(members(self.into))
+        return bool(members_below(self.into))
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         restored, lost = 0, []
         for _ in range(_ROUNDS):
-            inside = members(self.into)
+            inside = members_below(self.into)
             if not inside:
                 break
             for pid in inside:
@@ -118,7 +132,13 @@ class MovedProcesses(Change):
                 restored += self._move(pid, home)
         if lost:
             return Undone(LOST, f"the cgroup of processes {lost} is gone: they are in {os.path.dirname(self.into)}")
+        elsewhere = [pid for pid, (start, home) in self.old.items() if self._is_elsewhere(int(pid), start, home)]
+        if elsewhere:
+            return Undone(SUPERSEDED, f"processes {', '.join(elsewhere)} were moved by someone else, left alone")
         return Undone(RESTORED if restored else ALREADY)
+
+    def _is_elsewhere(self, pid: int, start: int, home: str) -> bool:
+        return start_time_ticks(pid) == start and pid not in members(home) and start_time_ticks(pid) == start
 
     def _home(self, pid: int) -> str:
         start, path = self.old.get(str(pid), (None, self.home))
@@ -133,6 +153,11 @@ class MovedProcesses(Change):
         )
 
 
+def controller_key(path: str, controller: str) -> str:
+    """The conflict key of a controller being on for the children of a cgroup; a limit in a child needs it."""
+    return f"subtree_control:{path}/{controller}"
+
+
 @dataclass(frozen=True)
 class ControllerEnabled(Value):
     """A controller in a cgroup v2 directory's ``cgroup.subtree_control``, absent before."""
@@ -143,7 +168,7 @@ class ControllerEnabled(Value):
     controller: str
 
     def keys(self) -> List[str]:
-        return [f"subtree_control:{self.path}/{self.controller}"]
+        return [controller_key(self.path, self.controller)]
 
     def name(self) -> str:
         return f"controller {self.controller} for the children of {self.path}"
@@ -161,6 +186,26 @@ class ControllerEnabled(Value):
     def wanted_value(self) -> bool:
         return True
 
+    def undo(self, observed: Any, grip: Grip) -> Undone:
+        relying = [child.path for child in _children(self.path) if _limits(child.path, self.controller)]
+        if relying:
+            return Undone(SUPERSEDED, f"{relying[0]} has a limit of controller {self.controller} now: it is left on")
+        return super().undo(observed, grip)
+
     def describe(self) -> Described:
         path = shlex.quote(f"{self.path}/cgroup.subtree_control")
         return Described(f"echo +{self.controller} > {path}", f"echo -{self.controller} > {path}")
+
+
+def _children(path: str) -> List["os.DirEntry[str]"]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry for entry in entries if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _limits(path: str, controller: str) -> bool:
+    """Whether someone has set a limit that goes when the controller is switched off (cpu.max, io.max)."""
+    limit = read_file(f"{path}/{controller}.max") or ""
+    return bool(limit) and not limit.startswith("max")

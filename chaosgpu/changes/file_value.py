@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, List, Optional
 
 from chaosgpu.changes.base import Described, Value
@@ -40,7 +40,8 @@ class FileValue(Value):
     """``old`` becomes ``wanted`` in the kernel file at ``path``; words are compared, not spacing.
 
     ``inode`` names the file (st_ino, see ``inode_of``): a cgroup made anew under the same path is another one; 0 where
-    the path itself carries the injection's id. ``key`` is the conflict key of the object that the file belongs to.
+    the path itself carries the injection's id. ``key`` is the conflict key of the object that the file belongs to,
+    ``relies_on`` are the keys without which the file would go.
     """
 
     kind: ClassVar[str] = "file.value"
@@ -50,9 +51,13 @@ class FileValue(Value):
     wanted: str
     inode: int
     key: str
+    relies_on: List[str] = field(default_factory=list)
 
     def keys(self) -> List[str]:
         return [self.key]
+
+    def needs(self) -> List[str]:
+        return self.relies_on
 
     def name(self) -> str:
         return self.path

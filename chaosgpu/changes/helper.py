@@ -42,21 +42,25 @@ class _Running:
 class HelperProcess(Change):
     """``chaosgpu.helpers.<helper>.run(arguments, ready)`` in a child of the hand that dies with it.
 
-    The helper calls ``ready()`` once its effect is in place. ``key`` is the conflict key of what it works on.
+    The helper calls ``ready()`` once its effect is in place. ``works_on`` are the conflict keys of what it works on.
     """
 
     kind: ClassVar[str] = "helper"
     bound: ClassVar[str] = FD
 
     helper: str
-    key: str
+    works_on: List[str]
     arguments: Dict[str, Any] = field(default_factory=dict)
 
     def keys(self) -> List[str]:
-        return [self.key]
+        return self.works_on
 
     def name(self) -> str:
-        return f"helper {self.helper} on {self.key}"
+        return f"helper {self.helper} on {', '.join(self.works_on)}"
+
+    def _place(self) -> str:
+        """Where the hand keeps it."""
+        return f"helper-{self.helper}-{self.works_on[0]}"
 
     def values(self) -> Optional[Tuple[Any, Any]]:
         return "absent", "running"
@@ -64,12 +68,13 @@ class HelperProcess(Change):
     def apply(self, grip: Grip) -> Any:
         module = importlib.import_module(f"chaosgpu.helpers.{self.helper}")
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+        hand = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become(module, ready_write, grip)
+            self._become(module, ready_write, grip, hand)
         os.close(ready_write)
         running = _Running(pid, self.helper)
-        grip.keep(self.key, running)
+        grip.keep(self._place(), running)
         select.select([ready_read], [], [], READY_SECONDS)
         os.set_blocking(ready_read, False)
         try:
@@ -82,10 +87,12 @@ class HelperProcess(Change):
             raise ChangeFailed(f"{self.name()}: {word.decode(errors='replace') or 'it did not begin in time'}")
         return {"pid": pid}
 
-    def _become(self, module: Any, ready_write: int, grip: Grip) -> None:
+    def _become(self, module: Any, ready_write: int, grip: Grip, hand: int) -> None:
         """In the child: drop the hand's descriptors (a copy would hide an EOF from the keeper), then be the helper."""
         try:
             die_with_parent()
+            if os.getppid() != hand:
+                os._exit(1)  # it died before the kernel was asked
             for name in os.listdir("/proc/self/fd"):
                 if int(name) > 2 and int(name) not in (ready_write, grip.lock_fd):
                     try:
@@ -99,11 +106,11 @@ class HelperProcess(Change):
             os._exit(1)
 
     def holds(self, grip: Grip) -> bool:
-        running = grip.kept(self.key)
+        running = grip.kept(self._place())
         return running is not None and running.alive()
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
-        running = grip.let_go(self.key)
+        running = grip.let_go(self._place())
         if running is None or not running.alive():
             return Undone(ALREADY, "the helper has ended")
         running.close()

@@ -1,10 +1,12 @@
 """Limits of a cgroup on one block device: io.max (cgroup-v2.rst), blkio.throttle.* (cgroup-v1/blkio-controller.rst)."""
 
+import os
 import shlex
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, List, Optional
 
 from chaosgpu.changes.base import Described, Value
+from chaosgpu.changes.cgroup import controller_key
 from chaosgpu.changes.file_value import inode_of, read_file, write_file
 from chaosgpu.changes.grip import Grip
 
@@ -37,6 +39,9 @@ class IoMax(Value):
 
     def keys(self) -> List[str]:
         return [f"cgroup:{self.directory}"]
+
+    def needs(self) -> List[str]:
+        return [controller_key(os.path.dirname(self.directory), "io")]
 
     def name(self) -> str:
         return f"{self.directory}/io.max of device {self.device}"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, List, Optional, Tuple
 from chaosgpu.changes.base import ALREADY, FD, LOST, RESTORED, Change, Described, Undone, start_time_ticks
 from chaosgpu.changes.errors import ChangeFailed, Moved
 from chaosgpu.changes.grip import Grip
-from chaosgpu.helpers.tracer import CannotTrace, Tracer, state_of
+from chaosgpu.helpers.tracer import CannotTrace, Tracer, state_of, tracer_of
 
 _STOP_SECONDS = 2.0
 
@@ -37,9 +37,7 @@ class StoppedByPtrace(Change):
         return "running", "stopped"
 
     def apply(self, grip: Grip) -> Any:
-        if start_time_ticks(self.pid) != self.start:
-            raise Moved(f"process {self.pid} has ended")
-        tracer = Tracer(self.pid)
+        tracer = Tracer(self.pid, self.start)
         grip.keep(f"tracer-{self.pid}", tracer)
         try:
             held = tracer.stop()
@@ -50,7 +48,7 @@ class StoppedByPtrace(Change):
         return {"threads": held, "state": state_of(self.pid)}
 
     def holds(self, grip: Grip) -> bool:
-        return start_time_ticks(self.pid) == self.start and state_of(self.pid) == "t"
+        return start_time_ticks(self.pid) == self.start and state_of(self.pid) == "t" and _is_ours(tracer_of(self.pid))
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         tracer = grip.let_go(f"tracer-{self.pid}")
@@ -61,7 +59,7 @@ class StoppedByPtrace(Change):
         if tracer is None:
             return Undone(ALREADY, "it runs again since its tracer ended")
         give_up = time.monotonic() + 1.0
-        while state_of(self.pid) == "t" and time.monotonic() < give_up:
+        while self.holds(grip) and time.monotonic() < give_up:
             time.sleep(0.001)
         return Undone(RESTORED)
 
@@ -155,11 +153,9 @@ class SignalSent(Change):
 
 def send(pid: int, start: int, number: int) -> bool:
     """Signal exactly that process, by pidfd (pidfd_send_signal(2)); False when it is gone or another has its pid."""
+    fd = -1
     try:
         fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
         if start_time_ticks(pid) != start:
             return False
         signal.pidfd_send_signal(fd, number)
@@ -168,8 +164,20 @@ def send(pid: int, start: int, number: int) -> bool:
         return False
     except PermissionError:
         raise ChangeFailed(f"process {pid} may not be signalled: run as root") from None
+    except OSError as error:
+        raise ChangeFailed(f"process {pid} cannot be signalled: {error.strerror} (Linux 5.3 or newer?)") from None
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _is_ours(tracer: int) -> bool:
+    """Whether a tracer is a hand or helper, and no debugger: all are forked from one keeper, so they share its name."""
+    try:
+        with open(f"/proc/{tracer}/cmdline", "rb") as theirs, open("/proc/self/cmdline", "rb") as own:
+            return theirs.read() == own.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _stopped(pid: int) -> bool:

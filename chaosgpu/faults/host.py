@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, Union
 
 from chaosgpu.changes.base import Change, start_time_ticks
-from chaosgpu.changes.cgroup import ChildCgroup, ControllerEnabled, MovedProcesses, members
+from chaosgpu.changes.cgroup import (
+    ChildCgroup,
+    ControllerEnabled,
+    MovedProcesses,
+    controller_key,
+    members,
+    members_below,
+)
 from chaosgpu.changes.errors import ChangeFailed, NoEffect
 from chaosgpu.changes.file_value import FileValue, inode_of, read_file
 from chaosgpu.changes.grip import Grip
@@ -16,7 +23,7 @@ from chaosgpu.faults import params
 from chaosgpu.faults.base import Declaration, Fault, Survey, fault
 from chaosgpu.faults.cgroups import Hierarchy, directory_of, hierarchy
 from chaosgpu.faults.target import Process, read_processes, select, target
-from chaosgpu.helpers.tracer import state_of, tracer_of
+from chaosgpu.helpers.tracer import state_of, state_of_thread, threads, tracer_of, why_not_trace
 
 LOOK_SECONDS = 0.2
 PERIOD_US = 100000  # the kernel's default period of CPU bandwidth control (sched-bwc.rst)
@@ -55,7 +62,8 @@ class PauseProcesses(Fault):
         certifies="how the rest of a job or service bears a member that is alive and does nothing",
         does_not_certify="a crash, a lost node, or a slow member: connections stay open and nothing is refused",
         metrics=("namedprocess_namegroup_states", "node_procs_running"),
-        residue="time that passed meanwhile: timers, leases and connections of the process may have expired",
+        residue="time that passed meanwhile (timers, leases and connections may have expired); a waiting epoll_wait(2),"
+        " semop(2) or io_getevents(2) returns EINTR, as after any stop (signal(7))",
         seen_on=("host", "guest"),
     )
 
@@ -66,12 +74,11 @@ class PauseProcesses(Fault):
         for process in select(survey, self.target):
             if process.state in ("T", "t"):
                 survey.refuse(f"process {process.pid} ({process.command[:60]}) is stopped already")
-            tracer = tracer_of(process.pid)
-            if tracer or not _may_trace(process.pid):
+            untraceable = _untraceable(process.pid)
+            if untraceable:
                 by_signal.append(process.pid)
-                why = f"process {tracer} traces it" if tracer else "tracing is forbidden here"
                 survey.warnings.append(
-                    f"process {process.pid} is stopped by SIGSTOP, since {why}:"
+                    f"process {process.pid} is stopped by SIGSTOP, since {untraceable}:"
                     " it would stay stopped if every process of chaosgpu were killed at once"
                 )
         survey.facts["by_signal"] = by_signal
@@ -90,9 +97,11 @@ class PauseProcesses(Fault):
         states = {}
         for entry in _identified(facts):
             pid = entry["pid"]
-            states[str(pid)] = state_of(pid)
-            if states[str(pid)] not in ("t", "T"):
-                raise NoEffect(f"process {pid} is in state {states[str(pid)]} and not stopped")
+            found = {state_of_thread(pid, tid) for tid in threads(pid)} - {""}
+            states[str(pid)] = "".join(sorted(found))
+            # One in D state runs nothing, and stops as soon as its wait ends.
+            if not found & {"t", "T"} or found - {"t", "T", "D", "Z", "X"}:
+                raise NoEffect(f"process {pid} has threads in states {', '.join(sorted(found))} and is not stopped")
             if cpu_seconds(pid) != before.get(pid):
                 raise NoEffect(f"process {pid} used CPU time while it was stopped")
         if not states:
@@ -107,9 +116,10 @@ class PauseProcesses(Fault):
         return {"states": states}
 
 
-def _may_trace(pid: int) -> bool:
-    """Whether ptrace may work here at all (Yama's ptrace_scope 3 forbids it to everyone)."""
-    return read_file("/proc/sys/kernel/yama/ptrace_scope") != "3"
+def _untraceable(pid: int) -> str:
+    """Why a process cannot be held by ptrace; "" when it can."""
+    tracer = tracer_of(pid)
+    return f"process {tracer} traces it" if tracer else why_not_trace()
 
 
 @fault
@@ -231,9 +241,9 @@ class SlowProcesses(Fault):
             for process in chosen:
                 if process.state in ("T", "t"):
                     survey.refuse(f"process {process.pid} is stopped already")
-                tracer = tracer_of(process.pid)
-                if tracer:
-                    survey.refuse(f"process {process.pid} cannot be slowed by duty: process {tracer} traces it")
+                untraceable = _untraceable(process.pid)
+                if untraceable:
+                    survey.refuse(f"process {process.pid} cannot be slowed by duty: {untraceable}")
             if self.how == "auto":
                 survey.warnings.append(f"a stop-and-go cycle is used, since {plan}")
         else:
@@ -242,18 +252,17 @@ class SlowProcesses(Fault):
     def changes(self, survey: Survey) -> List[Change]:
         facts = survey.facts
         if facts["how"] == "duty":
-            pids = [entry["pid"] for entry in facts["processes"]]
-            key = f"process:{pids[0]}/{facts['processes'][0]['start']}"
-            return [HelperProcess("duty", key, {"pids": pids, "percent": self.percent})]
+            processes = [[entry["pid"], entry["start"]] for entry in facts["processes"]]
+            keys = [f"process:{pid}/{start}" for pid, start in processes]
+            return [HelperProcess("duty", keys, {"processes": processes, "percent": self.percent})]
         plan = facts["plan"]
         changes: List[Change] = []
         if plan["enable_in"]:
             changes.append(ControllerEnabled(plan["enable_in"], "cpu"))
         if plan["child"]:
             changes.append(ChildCgroup(plan["child"]))
-        changes.append(
-            FileValue(plan["file"], plan["old_limit"], plan["limit"], plan["inode"], f"cgroup:{plan['group']}")
-        )
+        limit = (plan["file"], plan["old_limit"], plan["limit"], plan["inode"])
+        changes.append(FileValue(*limit, f"cgroup:{plan['group']}", plan["relies_on"]))
         if plan["child"]:
             changes.append(MovedProcesses(plan["child"], plan["home"], plan["placed"]))
         return changes
@@ -262,7 +271,8 @@ class SlowProcesses(Fault):
         if facts["how"] == "duty":
             return self._evidence_duty(facts, changes, grip)
         plan = facts["plan"]
-        outside = [entry["pid"] for entry in _identified(facts) if entry["pid"] not in members(plan["group"])]
+        inside = members_below(plan["group"])
+        outside = [entry["pid"] for entry in _identified(facts) if entry["pid"] not in inside]
         if outside:
             raise NoEffect(f"processes {outside} are not in {plan['group']}, where CPU time is capped")
         used, wall, throttled = _measure(facts, lambda: _throttled(plan["group"]))
@@ -281,11 +291,26 @@ class SlowProcesses(Fault):
     def _evidence_duty(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
         if not all(change.holds(grip) for change in changes):
             raise NoEffect("the helper that stops and continues the processes has ended")
-        used, wall, _ = _measure(facts, lambda: 0, LOOK_SECONDS)
-        share = 100 * used / wall / max(1, len(facts["processes"]))
-        if share > 1.5 * self.percent + 10:
-            raise NoEffect(f"the processes still use {share:.0f} % of their time, with {self.percent:g} % granted")
-        return {"how": "duty", "granted_percent": self.percent, "used_percent": round(share, 1), "exercised": share > 1}
+        looks = stopped = 0
+
+        def look() -> int:
+            nonlocal looks, stopped
+            states = [state_of(entry["pid"]) for entry in _identified(facts)]
+            looks += len([state for state in states if state != "D"])
+            stopped += states.count("t")
+            return 0
+
+        used, wall, _ = _measure(facts, look, looks=150)
+        share = 100 * stopped / max(1, looks)
+        if share < (100 - self.percent) / 2 - 5:
+            raise NoEffect(f"the processes stand still {share:.0f} % of the time, where {self.percent:g} % was granted")
+        return {
+            "how": "duty",
+            "granted_percent": self.percent,
+            "stopped_percent": round(share, 1),
+            "used_percent": round(100 * used / wall, 1),
+            "exercised": used > 0,
+        }
 
     def restored(self, facts: Dict[str, Any], changes: List[Change], grip: Grip) -> Dict[str, Any]:
         if facts["how"] == "duty":
@@ -299,14 +324,17 @@ class SlowProcesses(Fault):
         return {"cgroups": found, "limit": read_file(plan["file"]) or "gone"}
 
 
-def _measure(
-    facts: Dict[str, Any], counter: Callable[[], int], seconds: float = 3 * LOOK_SECONDS
-) -> Tuple[float, float, int]:
-    """CPU seconds the chosen processes use in a while, its length, and how far a counter went meanwhile."""
+def _measure(facts: Dict[str, Any], counter: Callable[[], int], looks: int = 1) -> Tuple[float, float, int]:
+    """CPU seconds the chosen processes use in a while, its length, and how far a counter went meanwhile.
+
+    The counter is read ``looks`` times on the way.
+    """
     time.sleep(PERIOD_US / 1e6)  # into a period that began under the cap
     before = {entry["pid"]: cpu_seconds(entry["pid"]) for entry in _identified(facts)}
     counted, begun = counter(), time.monotonic()
-    time.sleep(seconds)
+    for _ in range(looks):
+        time.sleep(3 * LOOK_SECONDS / looks)
+        counter()
     wall, moved = time.monotonic() - begun, counter() - counted
     used = sum((cpu_seconds(pid) or start or 0.0) - (start or 0.0) for pid, start in before.items())
     return used, wall, moved
@@ -324,33 +352,65 @@ def _cap_plan(survey: Survey, chosen: List[Process], percent: float) -> Union[st
     if where is None:
         return "no cgroup hierarchy has the cpu controller"
     groups = {directory_of(process.pid, "cpu", where) for process in chosen} - {""}
-    if len(groups) != 1:
-        return "the processes are in different cgroups"
-    group = groups.pop()
+    if not groups:
+        return "the processes have ended"
+    plan: Dict[str, Any] = {"where": list(where), "enable_in": "", "relies_on": [], "inode": 0, "child": ""}
     quota = max(1000, int(PERIOD_US * percent / 100))
+    together = os.path.commonpath(groups)
+    if where.version == 2 and together != where.root and set(members_below(together)) == {p.pid for p in chosen}:
+        return _cap_whole(plan, together, quota, where)
+    if len(groups) != 1:
+        return "the processes are in different cgroups, with others"
     name = f"chaosgpu-{survey.injection}"
-    placed = {str(process.pid): [process.start, group] for process in chosen}
-    plan: Dict[str, Any] = {"where": list(where), "home": group, "placed": placed, "enable_in": "", "inode": 0}
+    plan["home"] = together
+    plan["placed"] = {str(process.pid): [process.start, together] for process in chosen}
     if where.version == 1:
-        child = f"{group}/{name}"
+        child = f"{together}/{name}"
+        if not os.path.exists(f"{together}/cpu.cfs_quota_us"):
+            return f"{together} has no cpu.cfs_quota_us: the kernel lacks CPU bandwidth control"
+        tightest = int(read_file(f"{together}/cpu.cfs_quota_us") or -1)
+        period = int(read_file(f"{together}/cpu.cfs_period_us") or PERIOD_US)
+        if 0 < tightest / period < quota / PERIOD_US:
+            return f"{together} has a tighter CPU limit already ({tightest} of {period} us)"
         limit = {"file": f"{child}/cpu.cfs_quota_us", "old_limit": "-1", "limit": str(quota)}
-        if not os.path.exists(f"{group}/cpu.cfs_quota_us"):
-            return f"{group} has no cpu.cfs_quota_us: the kernel lacks CPU bandwidth control"
         return {**plan, **limit, "group": child, "child": child}
-    if set(members(group)) == {process.pid for process in chosen} and os.path.exists(f"{group}/cpu.max"):
-        old = read_file(f"{group}/cpu.max") or "max"
-        if old.split()[0] != "max":
-            return f"{group} has a CPU limit already ({old})"
-        file = f"{group}/cpu.max"
-        limit = {"file": file, "old_limit": old, "limit": f"{quota} {PERIOD_US}"}
-        return {**plan, **limit, "inode": inode_of(file), "group": group, "child": ""}
-    parent = group if group == where.root else os.path.dirname(group)
-    if (read_file(f"{group}/memory.max") or "max") != "max":
-        return f"only some processes of {group} are chosen, and its memory limit would not hold for them meanwhile"
-    if "cpu" not in (read_file(f"{parent}/cgroup.subtree_control") or "").split():
-        if parent != where.root and members(parent):
-            return f"{parent} has processes of its own, so its children cannot be capped"
-        plan["enable_in"] = parent
+    for limited in ("cpu.max", "memory.max"):
+        if not _unlimited(f"{together}/{limited}"):
+            return f"only some processes of {together} are chosen, and its {limited} would not hold for them meanwhile"
+    parent = together if together == where.root else os.path.dirname(together)
+    enable_in = _controller_off_in(parent, where)
+    if enable_in is None:
+        return f"the cpu controller cannot be switched on for the children of {parent}"
     child = f"{parent}/{name}"
     limit = {"file": f"{child}/cpu.max", "old_limit": f"max {PERIOD_US}", "limit": f"{quota} {PERIOD_US}"}
-    return {**plan, **limit, "group": child, "child": child}
+    relies_on = [controller_key(parent, "cpu")]
+    return {**plan, **limit, "group": child, "child": child, "enable_in": enable_in, "relies_on": relies_on}
+
+
+def _cap_whole(plan: Dict[str, Any], group: str, quota: int, where: Hierarchy) -> Union[str, Dict[str, Any]]:
+    """Cap a cgroup v2 that holds the chosen processes and no other, by its own cpu.max: nobody has to be moved."""
+    parent, file = os.path.dirname(group), f"{group}/cpu.max"
+    if not _unlimited(file):
+        return f"{group} has a CPU limit already ({read_file(file)})"
+    enable_in = "" if os.path.exists(file) else _controller_off_in(parent, where)
+    if enable_in is None:
+        return f"{group} has no cpu.max, and the cpu controller cannot be switched on for the children of {parent}"
+    old = read_file(file) or f"max {PERIOD_US}"
+    limit = {"file": file, "old_limit": old, "limit": f"{quota} {PERIOD_US}", "inode": inode_of(file)}
+    return {**plan, **limit, "group": group, "enable_in": enable_in, "relies_on": [controller_key(parent, "cpu")]}
+
+
+def _unlimited(file: str) -> bool:
+    return (read_file(file) or "max").split()[0] == "max"
+
+
+def _controller_off_in(parent: str, where: Hierarchy) -> Optional[str]:
+    """Where the cpu controller must be switched on for a cgroup below ``parent``: "" nowhere, None impossible.
+
+    It must be on for ``parent`` itself, and only the root may have processes of its own beside children that are
+    controlled (cgroup-v2.rst, "No Internal Process Constraint").
+    """
+    if "cpu" in (read_file(f"{parent}/cgroup.subtree_control") or "").split():
+        return ""
+    available = "cpu" in (read_file(f"{parent}/cgroup.controllers") or "").split()
+    return parent if available and (parent == where.root or not members(parent)) else None

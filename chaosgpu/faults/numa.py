@@ -4,7 +4,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar, Dict, List, Optional, Set
+from typing import Any, ClassVar, Dict, List, Optional, Set, Tuple
 
 from chaosgpu.changes.affinity import ThreadAffinity, cpu_list, mask_of
 from chaosgpu.changes.base import Change, start_time_ticks
@@ -56,18 +56,30 @@ def memory_nodes(pid: int) -> Dict[int, int]:
 
 
 def _allowed(pid: int) -> Set[int]:
-    """The CPUs of a process's cpuset, which the kernel would accept (cpuset.cpus.effective), else all online."""
+    """The CPUs of a process's cpuset, which the kernel would accept (cpuset.cpus.effective), else all online.
+
+    In cgroup v2 the file is only where the controller is on: the nearest ancestor that has it rules.
+    """
     for line in (read_file(f"/proc/{pid}/cgroup") or "").splitlines():
         number, controllers, path = line.split(":", 2)
         roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") if number == "0" else ("/sys/fs/cgroup/cpuset",)
         names = ("cpuset.cpus.effective", "cpuset.effective_cpus")
         if number != "0" and "cpuset" not in controllers.split(","):
             continue
-        for found in (f"{root}{path.rstrip('/')}/{name}" for root in roots for name in names):
-            text = read_file(found)
-            if text:
-                return set(params.parse_cpu_list(text))
+        while True:
+            for found in (f"{root}{path.rstrip('/')}/{name}" for root in roots for name in names):
+                text = read_file(found)
+                if text:
+                    return set(params.parse_cpu_list(text))
+            if path == "/":
+                break
+            path = os.path.dirname(path)
     return _cpus("/sys/devices/system/cpu/online")
+
+
+def _node(name: str, value: Any) -> str:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return params.text(r"remote|[0-9]{1,4}", '"remote" or a node number')(name, str(value) if number else value)
 
 
 @fault
@@ -85,13 +97,14 @@ class MisplaceProcesses(Fault):
         needs=("root",),
         certifies="that a rank on the wrong NUMA node is noticed, and what it costs the job",
         does_not_certify="memory on the wrong node: pages stay where they are, so remote access is what is made slow",
+        residue="a daemon that a process started meanwhile and let go keeps the CPUs: nothing tells whose it was",
         metrics=("node_memory_numa_other_node_total", "node_memory_numa_numa_miss_total"),
         seen_on=("host", "guest"),
     )
 
     target: Dict[str, Any] = params.param(target, doc="which processes")
     cpus: Optional[List[int]] = params.param(params.number_list(8191), None, doc='CPUs, a list or "0-3,8"')
-    numa_node: Optional[str] = params.param(params.text(r"remote|[0-9]{1,4}", '"remote" or a node number'), None)
+    numa_node: Optional[str] = params.param(_node, None, doc='"remote" or a node number')
 
     def check(self) -> None:
         if self.cpus is not None and self.numa_node is not None:
@@ -112,8 +125,8 @@ class MisplaceProcesses(Fault):
             main = old.get(str(process.pid))
             if main is None or not wanted:
                 continue
-            if all(mask == sorted(wanted) for mask in old.values()):
-                survey.refuse(f"process {process.pid} is on CPUs {cpu_list(sorted(wanted))} already")
+            if all(set(mask) <= wanted for mask in old.values()):
+                survey.refuse(f"process {process.pid} is on CPUs {cpu_list(main)} already: give others")
             placements.append(
                 {"pid": process.pid, "start": process.start, "wanted": sorted(wanted), "old": old, "old_default": main}
             )
@@ -136,12 +149,12 @@ class MisplaceProcesses(Fault):
         if len(nodes) < 2:
             survey.refuse("this machine has one NUMA node, so none is remote: give cpus")
             return set()
-        home = _home(process, nodes)
+        home, by = _home(process, nodes)
         apart = distances(home)
         remote = max(
             (node for node in nodes if node != home), key=lambda node: (apart[node] if node < len(apart) else 0, node)
         )
-        survey.facts.setdefault("homes", {})[str(process.pid)] = {"home": home, "remote": remote}
+        survey.facts.setdefault("homes", {})[str(process.pid)] = {"home": home, "by": by, "remote": remote}
         return nodes[remote]
 
     def changes(self, survey: Survey) -> List[Change]:
@@ -174,13 +187,13 @@ class MisplaceProcesses(Fault):
         return {"cpus_allowed": found}
 
 
-def _home(process: Process, nodes: Dict[int, Set[int]]) -> int:
-    """The node a process belongs to: of most of its memory, else of most of the CPUs it may run on."""
+def _home(process: Process, nodes: Dict[int, Set[int]]) -> Tuple[int, str]:
+    """The node a process belongs to, by most of its memory, else by most of the CPUs it may run on; and by which."""
     pages = {node: count for node, count in memory_nodes(process.pid).items() if node in nodes}
     if pages:
-        return max(sorted(pages), key=lambda node: pages[node])
+        return max(sorted(pages), key=lambda node: pages[node]), "memory"
     mask = set(mask_of(process.pid))
-    return max(sorted(nodes), key=lambda node: len(nodes[node] & mask))
+    return max(sorted(nodes), key=lambda node: len(nodes[node] & mask)), "cpus"
 
 
 def _allowed_list(pid: int, tid: int) -> str:

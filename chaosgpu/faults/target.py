@@ -7,7 +7,7 @@ import json
 import os
 import random
 import re
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set
 
 from chaosgpu.changes.errors import BadArgument
 from chaosgpu.faults import params
@@ -78,8 +78,8 @@ def _expression(name: str, value: Any) -> str:
 _PARSERS: Dict[str, Any] = {
     "pid": _pids,
     "command": _expression,
-    "cgroup": params.text(r"/?[^\0]+", "a path below the cgroup root"),
-    "container": params.text(r"[0-9a-zA-Z_.-]{4,}", "a container id, or 4 or more characters of its start"),
+    "cgroup": params.text(r"(?!.*(^|/)\.\.(/|$)).*[^/].*", "a path below the cgroup root"),
+    "container": params.text(r"[0-9a-f]{4,64}", "a container id (hexadecimal), or 4 or more digits of its start"),
     "unit": params.text(r"[^/\0]+\.[a-z]+", "a systemd unit such as trainer.service"),
     "count": params.integer(1, 100000),
     "percent": params.percent(0.001, 100),
@@ -121,17 +121,19 @@ def _matches(process: Process, wanted: Dict[str, Any]) -> bool:
         path = "/" + wanted["cgroup"].strip("/")
         return any(group == path or group.startswith(path.rstrip("/") + "/") for group in process.cgroups)
     if "container" in wanted:
-        return any(_has_container(group, wanted["container"]) for group in process.cgroups)
+        return any(found.startswith(wanted["container"]) for found in containers(process))
     return any(wanted["unit"] in group.split("/") for group in process.cgroups)
 
 
-def _has_container(group: str, identity: str) -> bool:
-    """Whether a cgroup path is a container's: ``docker/<id>``, ``docker-<id>.scope``, ``cri-containerd-<id>.scope``."""
-    return any(
-        re.sub(r"^(docker|cri-containerd|crio|libpod|crun|runc)-|\.scope$", "", part).startswith(identity)
-        for part in group.split("/")
-        if part
-    )
+_CONTAINER = re.compile(
+    r"(?:(?:docker|cri-containerd|crio|libpod|libpod-payload|nerdctl|crun|runc)-)?([0-9a-f]{12,64})(?:\.scope)?"
+)
+
+
+def containers(process: Process) -> Set[str]:
+    """The ids of the containers a process is in, by its cgroups: ``docker/<id>``, ``cri-containerd-<id>.scope``."""
+    parts = {part for group in process.cgroups for part in group.split("/")}
+    return {found.group(1) for found in map(_CONTAINER.fullmatch, parts) if found}
 
 
 def protected_pids(processes: Iterable[Process], house: House) -> Dict[int, str]:
@@ -179,6 +181,12 @@ def select(survey: Survey, wanted: Dict[str, Any]) -> List[Process]:
     survey.facts["matched"] = choice.matched
     if choice.spared:
         survey.facts["spared"] = {str(pid): why for pid, why in list(choice.spared.items())[:SHOWN]}
+    if "container" in wanted:
+        ids = {found for process in choice.chosen for found in containers(process)}
+        alike = sorted(found for found in ids if found.startswith(wanted["container"]))
+        if len(alike) > 1:
+            listed = ", ".join(found[:12] for found in alike[:SHOWN])
+            survey.refuse(f"{len(alike)} containers begin with {wanted['container']} ({listed}): give more digits")
     if not choice.chosen:
         looked_for = ", ".join(f"{way} {params.shown(wanted[way])}" for way in WAYS if way in wanted)
         if choice.spared:

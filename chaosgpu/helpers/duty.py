@@ -4,23 +4,24 @@ When this helper dies, whatever killed it, the kernel lets them run (chaosgpu.he
 """
 
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
-from chaosgpu.helpers.tracer import CannotTrace, Tracer, threads
+from chaosgpu.helpers.tracer import CannotTrace, Tracer, start_time_ticks
 
 PERIOD_SECONDS = 0.1
+_LOOK_SECONDS = 0.002
 
 
 def run(arguments: Dict[str, Any], ready: Callable[[], Any]) -> None:
-    """Slow ``arguments["pids"]`` to ``arguments["percent"]`` of the time, until killed or all of them have ended.
+    """Slow the ``arguments["processes"]``, each [pid, start], to ``arguments["percent"]`` of the time, until killed or
+    all of them have ended.
 
     The first stop of each process comes before ``ready``: one that cannot be traced is told at once.
     """
-    pids = list(arguments["pids"])
+    tracers = [Tracer(pid, start) for pid, start in arguments["processes"]]
     run_seconds = PERIOD_SECONDS * arguments["percent"] / 100
     told = False
-    while pids:
-        tracers = [Tracer(pid) for pid in pids]
+    while tracers:
         for tracer in tracers:
             try:
                 tracer.stop()
@@ -31,7 +32,16 @@ def run(arguments: Dict[str, Any], ready: Callable[[], Any]) -> None:
             ready()
             told = True
         time.sleep(PERIOD_SECONDS - run_seconds)
-        for tracer in tracers:
-            tracer.close()
-        time.sleep(run_seconds)
-        pids = [pid for pid in pids if threads(pid)]
+        _let_run(tracers, run_seconds)
+        tracers = [tracer for tracer in tracers if start_time_ticks(tracer.pid) == tracer.start]
+
+
+def _let_run(tracers: List[Tracer], seconds: float) -> None:
+    """Let all go on for a while, also a thread that was in D state and stops only now."""
+    give_up = time.monotonic() + seconds
+    while True:
+        late = [tracer for tracer in tracers if not tracer.close()]
+        left = give_up - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, _LOOK_SECONDS) if late else left)

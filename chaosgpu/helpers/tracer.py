@@ -8,7 +8,7 @@ import ctypes
 import errno
 import os
 import time
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 _PTRACE_DETACH = 17
 _PTRACE_SEIZE = 0x4206
@@ -16,6 +16,8 @@ _PTRACE_INTERRUPT = 0x4207
 _WALL = 0x40000000
 _STOP_SECONDS = 2.0
 _ROUNDS = 100
+_CAP_SYS_PTRACE = 19
+_NO_PID = 2**22 + 1  # above the kernel's largest pid (PID_MAX_LIMIT)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -48,6 +50,37 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def start_time_ticks(pid: int) -> Optional[int]:
+    """A process's start time in clock ticks since boot (proc(5), /proc/pid/stat field 22); None when it is gone.
+
+    Together with the pid this names one process for the life of the machine: pids are reused, the pair is not.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            after_name = stat.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if after_name[0] == b"X" or (after_name[0] == b"Z" and len(threads(pid)) < 2):
+        return None  # with more threads it is only the first that has ended (pthread_exit(3))
+    return int(after_name[19])
+
+
+def why_not_trace() -> str:
+    """Why this process may trace nobody: Yama, a missing capability, a seccomp filter; "" when it may."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as scope:
+            if scope.read().strip() == "3":
+                return "kernel.yama.ptrace_scope is 3"
+    except FileNotFoundError:
+        pass
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
+        effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    if not effective >> _CAP_SYS_PTRACE & 1:
+        return "CAP_SYS_PTRACE is missing"
+    refused = _ptrace(_PTRACE_SEIZE, _NO_PID)
+    return "" if refused == errno.ESRCH else f"ptrace is not permitted here ({os.strerror(refused)})"
+
+
 def tracer_of(pid: int) -> int:
     """The pid that traces a process (TracerPid of /proc/pid/status), 0 when nobody does."""
     try:
@@ -58,10 +91,14 @@ def tracer_of(pid: int) -> int:
 
 
 class Tracer:
-    """Holds all threads of one process in ptrace-stop. Only the thread that made it may use it (ptrace(2))."""
+    """Holds all threads of one process in ptrace-stop. Only the thread that made it may use it (ptrace(2)).
 
-    def __init__(self, pid: int) -> None:
+    The process is ``pid`` as it was born at ``start`` (``start_time_ticks``); one that got its number later is let be.
+    """
+
+    def __init__(self, pid: int, start: Optional[int]) -> None:
         self.pid = pid
+        self.start = start
         self._signals: Dict[int, int] = {}  # stopped threads, with the signal to deliver when they go on
         self._stopping: Dict[int, bool] = {}  # interrupted, not seen to stop yet (a thread in D state stops later)
 
@@ -69,11 +106,14 @@ class Tracer:
         """Seize and interrupt every thread until no new one turns up; how many are held. Raises CannotTrace."""
         for _ in range(_ROUNDS):
             fresh = [tid for tid in threads(self.pid) if tid not in self._signals and tid not in self._stopping]
-            if not fresh:
+            if not fresh or start_time_ticks(self.pid) != self.start:
                 break
             for tid in fresh:
                 self._seize(tid)
             self._wait()
+        if start_time_ticks(self.pid) != self.start:
+            self.close()
+            return 0
         return len(self._signals) + len(self._stopping)
 
     def _seize(self, tid: int) -> None:
@@ -120,19 +160,16 @@ class Tracer:
         self._stopping.pop(tid, None)
         self._signals.pop(tid, None)
 
-    def close(self) -> None:
-        """Let every thread go on. One that never stopped goes on when this process ends."""
+    def close(self) -> bool:
+        """Let every stopped thread go on; whether that is all of them.
+
+        A thread in D state cannot be let go before it has stopped: close again later, or end, which frees it.
+        """
         self.tend()
-        for tid, pending in list(self._signals.items()):
+        for tid, pending in self._signals.items():
             _ptrace(_PTRACE_DETACH, tid, pending)
         self._signals.clear()
-        for tid in list(self._stopping):
-            try:
-                _, status = os.waitpid(tid, os.WNOHANG | _WALL)
-            except ChildProcessError:
-                continue
-            _ptrace(_PTRACE_DETACH, tid, 0 if status >> 16 else os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0)
-        self._stopping.clear()
+        return not self._stopping
 
 
 def state_of_thread(pid: int, tid: int) -> str:

@@ -23,8 +23,13 @@ def spawn():
     """Start programs of our own; they are ended after the test, whatever became of them."""
     children = []
 
-    def start(*argv, ready=False):
-        child = subprocess.Popen(argv, stdout=subprocess.PIPE if ready else subprocess.DEVNULL, text=True)
+    def start(*argv, ready=False, stdin=False):
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if stdin else None,
+            stdout=subprocess.PIPE if ready or stdin else subprocess.DEVNULL,
+            text=True,
+        )
         children.append(child)
         if ready:
             child.stdout.readline()
@@ -34,8 +39,9 @@ def spawn():
     for child in children:
         child.kill()
         child.wait()
-        if child.stdout:
-            child.stdout.close()
+        for pipe in (child.stdin, child.stdout):
+            if pipe:
+                pipe.close()
 
 
 @pytest.fixture

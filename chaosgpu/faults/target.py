@@ -150,11 +150,12 @@ def protected_pids(processes: Iterable[Process], house: House) -> Dict[int, str]
 
 
 class Choice(NamedTuple):
-    """What a target came to: the chosen, how many matched, and the protected among those."""
+    """What a target came to: the chosen, how many matched, the protected among those, the containers that it means."""
 
     chosen: List[Process]
     matched: int
     spared: Dict[int, str]
+    containers: List[str]
 
 
 def choose(processes: List[Process], wanted: Dict[str, Any], protected: Dict[int, str]) -> Choice:
@@ -168,7 +169,8 @@ def choose(processes: List[Process], wanted: Dict[str, Any], protected: Dict[int
         number = max(1, int(len(free) * wanted["percent"] / 100))
     if number is not None and number < len(free):
         chosen = sorted(random.Random(wanted.get("seed", 0)).sample(sorted(free), number))
-    return Choice(chosen, len(matching), spared)
+    meant = {found for process in matching for found in containers(process) if "container" in wanted}
+    return Choice(chosen, len(matching), spared, sorted(f for f in meant if f.startswith(wanted["container"])))
 
 
 def select(survey: Survey, wanted: Dict[str, Any]) -> List[Process]:
@@ -181,12 +183,10 @@ def select(survey: Survey, wanted: Dict[str, Any]) -> List[Process]:
     survey.facts["matched"] = choice.matched
     if choice.spared:
         survey.facts["spared"] = {str(pid): why for pid, why in list(choice.spared.items())[:SHOWN]}
-    if "container" in wanted:
-        ids = {found for process in choice.chosen for found in containers(process)}
-        alike = sorted(found for found in ids if found.startswith(wanted["container"]))
-        if len(alike) > 1:
-            listed = ", ".join(found[:12] for found in alike[:SHOWN])
-            survey.refuse(f"{len(alike)} containers begin with {wanted['container']} ({listed}): give more digits")
+    if len(choice.containers) > 1:
+        listed = ", ".join(found[:12] for found in choice.containers[:SHOWN])
+        begin = f"{len(choice.containers)} containers begin with {wanted['container']}"
+        survey.refuse(f"{begin} ({listed}): give more digits")
     if not choice.chosen:
         looked_for = ", ".join(f"{way} {params.shown(wanted[way])}" for way in WAYS if way in wanted)
         if choice.spared:

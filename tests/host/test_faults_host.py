@@ -1,6 +1,7 @@
 """Pause, kill, slow and misplace on real processes, seen by ps, taskset and /proc."""
 
 import os
+import select
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from chaoslib.exceptions import ActivityFailed
 from victims import state_of, until
 
 from chaosgpu.actions import kill_processes, misplace_processes, pause_processes, slow_processes
+from chaosgpu.faults.cgroups import hierarchy
 from chaosgpu.rollbacks import revert, verify_restored
 
 
@@ -89,6 +91,33 @@ def test_a_stopped_process_is_refused(sleeper):
         pause_processes({"pid": sleeper.pid}, "30s")
 
 
+WAITS_FOR_ITS_CHILD = """
+import hashlib, os, sys, threading
+threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha512", b"x", b"y", 10**9), daemon=True).start()
+print("ready", flush=True)
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+print("went on", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_thread_in_an_uninterruptible_wait_is_stopped_when_that_ends(spawn, tmp_path):
+    """Its first thread waits in vfork(2) for a child that cannot open its input yet."""
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    victim = spawn(sys.executable, "-c", WAITS_FOR_ITS_CHILD, fifo, ready=True)
+    assert until(lambda: state_of(victim.pid) == "D")
+    output = on_node(pause_processes({"pid": victim.pid}, "30s"))
+    assert output["proof"]["states"] == {str(victim.pid): "Dt"}
+    assert cpu_share(victim.pid, 0.3) == 0
+    with open(fifo, "w"):
+        assert until(lambda: state_of(victim.pid) == "t")
+        assert not select.select([victim.stdout], [], [], 0.2)[0]
+        revert()
+        assert select.select([victim.stdout], [], [], 5)[0]
+    assert cpu_share(victim.pid, 0.3) > 10
+
+
 def test_killed_and_not_back(sleeper):
     output = on_node(kill_processes({"pid": sleeper.pid}, "30s", watch_seconds=0.2))
     assert sleeper.wait(timeout=5) == -15
@@ -111,6 +140,47 @@ def test_a_deaf_process_gets_sigkill_after_the_grace(spawn):
     output = on_node(kill_processes({"pid": deaf.pid}, "30s", grace_seconds=0.3))
     assert deaf.wait(timeout=5) == -9
     assert output["changed"][0]["observed"]["killed"] == [deaf.pid]
+
+
+def test_a_gpu_client_gets_sigkill_only_by_name(spawn):
+    """SIGKILL of a process that holds a GPU can freeze the GPU (NVIDIA/dcgm-exporter#84)."""
+    device = Path(f"/dev/nvidia-chaosgpu-test-{os.getpid()}")
+    device.touch()
+    try:
+        client = spawn("sh", "-c", f"exec sleep 600 3< {device}")
+        assert until(lambda: os.path.exists(f"/proc/{client.pid}/fd/3"))
+    finally:
+        device.unlink()
+    for arguments in ({"signal": "KILL"}, {"grace_seconds": 5}):
+        with pytest.raises(ActivityFailed, match=r"holds /dev/nvidia.*allow: \['kill_gpu_client'\] permits it"):
+            kill_processes({"pid": client.pid}, "30s", **arguments)
+    assert client.poll() is None
+    output = on_node(kill_processes({"pid": client.pid}, "30s", signal="KILL", allow=["kill_gpu_client"]))
+    assert any("can freeze the GPU" in warning for warning in output["warnings"])
+    assert client.wait(timeout=5) == -9
+
+
+TWO_BUSY_THREADS = """
+import hashlib, threading
+for _ in range(2):  # without the interpreter's lock: they use two CPUs
+    threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha512", b"x", b"y", 10**9)).start()
+print("ready", flush=True)
+"""
+
+
+def test_threads_on_several_cpus_are_slowed_each_and_that_is_no_failure(spawn):
+    """What a duty cycle leaves is a share of the time, however many CPUs are used in it."""
+    victim = spawn(sys.executable, "-c", TWO_BUSY_THREADS, ready=True)
+    proof = on_node(slow_processes({"pid": victim.pid}, 80, "30s", how="duty"))["proof"]
+    assert proof["exercised"]
+    assert 5 < proof["stopped_percent"] < 60
+
+
+def test_a_victim_of_the_duty_cycle_is_nobody_elses(busy, sleeper):
+    slow_processes({"pid": [busy.pid, sleeper.pid]}, 50, "30s", how="duty")
+    for pid in (busy.pid, sleeper.pid):
+        with pytest.raises(ActivityFailed, match=f"process:{pid}/"):
+            kill_processes({"pid": pid}, "30s", signal="USR1")
 
 
 @pytest.mark.parametrize("how", ["cgroup", "duty"])
@@ -174,6 +244,9 @@ def test_a_thread_that_someone_else_moved_is_left_alone(threaded):
     [
         (lambda pid: misplace_processes({"pid": pid}, "30s", cpus=[4000]), "are not online"),
         (lambda pid: misplace_processes({"pid": pid}, "30s"), "one NUMA node"),
+        (lambda pid: misplace_processes({"pid": pid}, "30s", numa_node=77), "numa_node 77 has no CPUs"),
+        (lambda pid: misplace_processes({"pid": pid}, "30s", cpus=sorted(os.sched_getaffinity(0))), "already: give"),
+        (lambda pid: pause_processes({"cgroup": "/"}, "30s"), "target.cgroup is '/'"),
         (lambda pid: pause_processes({"pid": 1}, "30s"), "it is pid 1"),
         (lambda pid: pause_processes({"pid": os.getpid()}, "30s"), "the caller's own"),
         (lambda pid: pause_processes({"command": "no such [p]rogram"}, "30s"), "no process was found for command"),
@@ -188,6 +261,33 @@ def test_what_cannot_work_is_refused_in_one_line(sleeper, call, message):
         call(sleeper.pid)
     assert "\n" not in str(refusal.value)
     assert state_of(sleeper.pid) not in "tT"
+
+
+@pytest.fixture
+def containers(spawn):
+    """Two containers of one process each, as a runtime with the systemd driver lays them out."""
+    root, started = Path(hierarchy("cpu").root), []
+    for digit in "12":
+        scope = root / f"docker-{f'feedfacecafe{os.getpid():08}{digit}':0<64}.scope"
+        scope.mkdir()
+        child = spawn("sleep", "600")
+        (scope / "cgroup.procs").write_text(str(child.pid))
+        started.append((scope, child))
+    yield started
+    for scope, child in started:
+        child.kill()
+        child.wait()
+        assert until(lambda: not (scope / "cgroup.procs").read_text())  # noqa: B023
+        scope.rmdir()
+
+
+def test_a_container_is_found_by_the_start_of_its_id(containers):
+    (_, first), (scope, second) = containers
+    identity = scope.name[len("docker-") : -len(".scope")]
+    with pytest.raises(ActivityFailed, match="2 containers begin with feedface .*: give more digits"):
+        pause_processes({"container": "feedface"}, "30s")
+    pause_processes({"container": identity[:21]}, "30s")
+    assert (state_of(first.pid), state_of(second.pid)) == ("S", "t")
 
 
 def test_a_dry_run_tells_the_plan_and_touches_nothing(sleeper):

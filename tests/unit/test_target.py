@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from chaosgpu.changes.errors import BadArgument
 from chaosgpu.faults.base import House
-from chaosgpu.faults.target import Process, choose, protected_pids, target
+from chaosgpu.faults.target import Process, choose, containers, protected_pids, target
 
 HOUSE = House("/run/chaosgpu", (500, 501))
 
@@ -40,6 +40,7 @@ def pids(wanted):
         ({"cgroup": "kubepods/podx"}, [100]),
         ({"cgroup": "/kube"}, []),
         ({"container": "abcdef"}, [100]),
+        ({"container": "dead"}, []),
         ({"container": "0123456789ab"}, [101]),
         ({"unit": "trainer.service"}, [102]),
         ({"pid": 1}, []),
@@ -50,6 +51,33 @@ def pids(wanted):
 )
 def test_ways_to_name_processes(wanted, chosen):
     assert pids(wanted) == chosen
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/docker/" + "ab" * 32, {"ab" * 32}),
+        ("/system.slice/docker-" + "ab" * 32 + ".scope", {"ab" * 32}),
+        ("/kubepods.slice/kubepods-pod7a.slice/cri-containerd-" + "12" * 32 + ".scope", {"12" * 32}),
+        ("/kubepods/besteffort/pod0a1b2c3d-1111-2222-3333-444455556666/" + "12" * 32, {"12" * 32}),
+        ("/kubepods.slice/kubepods-pod7a.slice/crio-" + "cd" * 32 + ".scope/container", {"cd" * 32}),
+        ("/kubepods.slice/kubepods-pod7a.slice/crio-conmon-" + "cd" * 32 + ".scope", set()),
+        ("/machine.slice/libpod-" + "ef" * 32 + ".scope/container", {"ef" * 32}),
+        ("/machine.slice/libpod_pod_" + "ef" * 32 + ".slice", set()),
+        ("/system.slice/dead.service", set()),
+        ("/system.slice/decade.mount", set()),
+        ("/user.slice/user-1000.slice/session-4242.scope", set()),
+    ],
+)
+def test_containers_by_their_cgroups(path, found):
+    assert containers(Process(7, 1, 1, "work", frozenset({path}))) == found
+
+
+def test_a_start_that_several_containers_share_names_them_all():
+    alike = [Process(pid, 1, 1, "work", frozenset({f"/docker/abcd{pid:08}"})) for pid in (600, 601)]
+    assert choose(alike, {"container": "abcd"}, {}).containers == ["abcd00000600", "abcd00000601"]
+    choice = choose(alike, {"container": "abcd00000601"}, {})
+    assert (choice.chosen, choice.containers) == (alike[1:], ["abcd00000601"])
 
 
 def test_the_spared_are_named_with_the_reason():
@@ -111,6 +139,10 @@ def test_the_protected_are_never_chosen(protected, count):
         {"gpu": 0},
         {"unit": "no suffix"},
         {"container": "ab"},
+        {"container": "system"},
+        {"cgroup": "/"},
+        {"cgroup": "//"},
+        {"cgroup": "work/../.."},
         {"cgroup": "a\0b"},
         {3: 4},
     ],

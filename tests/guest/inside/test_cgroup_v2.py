@@ -131,6 +131,93 @@ def test_a_part_of_a_cgroup_is_capped_in_a_sibling(group):
     assert list(ROOT.glob("chaosgpu-*")) == []
 
 
+@pytest.fixture
+def pod():
+    """A cgroup with two below it, one process in each, as a pod with two containers has them."""
+    made = [ROOT / "pod", ROOT / "pod" / "one", ROOT / "pod" / "two"]
+    for directory in made:
+        directory.mkdir()
+    started = []
+    for directory in made[1:]:
+        child = subprocess.Popen(BUSY)
+        (directory / "cgroup.procs").write_text(str(child.pid))
+        started.append(child)
+    yield made[0], started
+    for child in started:
+        child.kill()
+        child.wait()
+    time.sleep(0.2)
+    for directory in reversed(made):
+        directory.rmdir()
+    (ROOT / "cgroup.subtree_control").write_text("-cpu")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_whole_pod_is_capped_where_it_is(pod, enabled):
+    """Nobody is moved: what watches the pod's own cgroups sees the same processes in them."""
+    made, (one, two) = pod
+    (ROOT / "cgroup.subtree_control").write_text("+cpu" if enabled else "-cpu")
+    slow_processes({"cgroup": "/pod"}, 20, "60s", how="cgroup")
+    assert (made / "cpu.max").read_text() == "20000 100000\n"
+    assert Path(f"/proc/{one.pid}/cgroup").read_text() == "0::/pod/one\n"
+    assert cpu_share(one.pid, 1.5) + cpu_share(two.pid, 1.5) < 35
+    told = revert()["reverted"][0]
+    assert {verdict for verdict, _ in told["verdicts"].values()} == {"restored"}
+    assert ("cpu" in (ROOT / "cgroup.subtree_control").read_text().split()) is enabled
+    assert not enabled or (made / "cpu.max").read_text() == "max 100000\n"
+
+
+def test_a_bystander_in_a_cgroup_below_is_not_slowed(pod):
+    made, (one, bystander) = pod
+    (made / "cgroup.procs").write_text(str(one.pid))
+    slow_processes({"pid": one.pid}, 10, "60s", how="cgroup")
+    assert "/chaosgpu-" in Path(f"/proc/{one.pid}/cgroup").read_text()
+    assert Path(f"/proc/{bystander.pid}/cgroup").read_text() == "0::/pod/two\n"
+    assert cpu_share(bystander.pid, 1.5) > 50
+    revert()
+    assert Path(f"/proc/{one.pid}/cgroup").read_text() == "0::/pod\n"
+
+
+def test_a_limit_is_not_built_on_a_controller_that_another_fault_takes_away(pod):
+    """The first switches the controller on for both; its end would end the second's limit too."""
+    _, (one, two) = pod
+    (ROOT / "cgroup.subtree_control").write_text("-cpu")
+    for child in (one, two):
+        (ROOT / "pod" / "cgroup.procs").write_text(str(child.pid))
+    slow_processes({"pid": one.pid}, 20, "60s", how="cgroup")
+    with pytest.raises(ActivityFailed, match=r"subtree_control:/sys/fs/cgroup/cpu"):
+        slow_processes({"pid": two.pid}, 20, "60s", how="cgroup")
+    revert()
+    assert "cpu" not in (ROOT / "cgroup.subtree_control").read_text()
+
+
+def test_a_controller_that_someone_else_uses_by_now_stays_on(pod):
+    made, (one, _) = pod
+    (ROOT / "cgroup.subtree_control").write_text("-cpu")
+    (made / "cgroup.procs").write_text(str(one.pid))
+    slow_processes({"pid": one.pid}, 20, "60s", how="cgroup")
+    (made / "cpu.max").write_text("50000 100000")
+    told = revert()["reverted"][0]
+    assert [verdict for verdict, _ in told["verdicts"].values()].count("superseded") == 1
+    assert (made / "cpu.max").read_text() == "50000 100000\n"
+    assert Path(f"/proc/{one.pid}/cgroup").read_text() == "0::/pod\n"
+
+
+def test_a_limit_that_would_not_hold_in_a_sibling_is_not_escaped(pod):
+    made, (one, two) = pod
+    (ROOT / "cgroup.subtree_control").write_text("+cpu")
+    for child in (one, two):
+        (made / "cgroup.procs").write_text(str(child.pid))
+    (made / "cpu.max").write_text("5000 100000")
+    with pytest.raises(ActivityFailed, match="its cpu.max would not hold for them meanwhile"):
+        slow_processes({"pid": one.pid}, 50, "60s", how="cgroup")
+    output = on_node(slow_processes({"pid": one.pid}, 50, "60s"))
+    assert output["proof"]["how"] == "duty"
+    assert any("a stop-and-go cycle is used" in warning for warning in output["warnings"])
+    revert()
+    assert (made / "cpu.max").read_text() == "5000 100000\n"
+
+
 def test_remote_is_the_other_numa_node(group):
     _, start = group
     hold = "x = bytearray(64 << 20)\nprint('ready', flush=True)\nwhile True: pass"
@@ -143,6 +230,8 @@ def test_remote_is_the_other_numa_node(group):
     shown = subprocess.run(["taskset", "-cp", str(rank.pid)], capture_output=True, text=True, check=True).stdout
     assert shown.rstrip().endswith(f": {far}")
     assert output["proof"]["placements"][str(rank.pid)]["last_ran_on"] == [int(far)]
+    with pytest.raises(ActivityFailed, match=r"process:|affinity:|already"):
+        misplace_processes({"pid": rank.pid}, "60s", numa_node=1)
     revert()
     assert os.sched_getaffinity(rank.pid) == before
     rank.stdout.close()
@@ -155,4 +244,10 @@ def test_a_cpuset_is_respected(group):
     (made / "cpuset.cpus").write_text("0")
     with pytest.raises(ActivityFailed, match="by its cpuset"):
         misplace_processes({"pid": member.pid}, "60s", cpus=[1])
+    (made / "below").mkdir()  # without the controller, so the cpuset of the one above rules
+    (made / "below" / "cgroup.procs").write_text(str(member.pid))
+    with pytest.raises(ActivityFailed, match="by its cpuset"):
+        misplace_processes({"pid": member.pid}, "60s", cpus=[1])
+    (made / "cgroup.procs").write_text(str(member.pid))
+    (made / "below").rmdir()
     (ROOT / "cgroup.subtree_control").write_text("-cpuset")

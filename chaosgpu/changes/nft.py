@@ -1,6 +1,5 @@
 """A table of nftables (nft(8)) that lives as long as the nft process which made it."""
 
-import os
 import select
 import shlex
 import subprocess
@@ -26,9 +25,13 @@ class _Owner:
         if self.process.poll() is not None:
             raise ChangeFailed(f"the nft process that owned table {self.table} ended before its time")
 
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+    def close(self) -> str:
+        """End it, by the end of its input or by force; what it complained of."""
+        try:
+            return self.process.communicate(timeout=1)[1].strip()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.communicate()[1].strip()
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class NftTable(Change):
         return find(self.netns, self.netns_inode)
 
     def _argv(self) -> List[str]:
-        return ["nft", "--define", f"owner={self.table}", "--interactive"]  # defined only to be found by `pkill -f`
+        return ["nft", "--includepath", f"/nowhere/{self.table}", "--interactive"]  # only to be found by `pkill -f`
 
     def _line(self) -> str:
         rules = " ; ".join(row.strip() for row in self.body.splitlines() if row.strip())
@@ -92,30 +95,28 @@ class NftTable(Change):
             raise ChangeFailed(f"cannot run nft: {error.strerror or error} (is nftables installed?)") from None
         owner = _Owner(process, self.table)
         grip.keep(self.table, owner)
-        complaint = self._tell(process, grip)
-        if complaint:
+        if not self._told(process, grip):
             grip.let_go(self.table)
-            owner.close()
-            raise ChangeFailed(f"{self.name()}: {complaint}")
+            complaint = owner.close().splitlines() or [f"nft did not make it in {READY_SECONDS:g} s"]
+            raise ChangeFailed(f"{self.name()}: {complaint[0]}")
         return {"pid": process.pid}
 
-    def _tell(self, process: "subprocess.Popen[str]", grip: Grip) -> str:
-        """Have the table made; nft's complaint, or "" once it is there."""
+    def _told(self, process: "subprocess.Popen[str]", grip: Grip) -> bool:
+        """Have the table made; False when nft complains, ends, or takes too long."""
         assert process.stdin is not None
         assert process.stderr is not None
         try:
             process.stdin.write(self._line() + "\n")
             process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and says why
+            return False
         give_up = time.monotonic() + READY_SECONDS
         while time.monotonic() < give_up:
             if select.select([process.stderr], [], [], 0.02)[0]:
-                complaint = os.read(process.stderr.fileno(), 4096).decode(errors="replace").strip()
-                return complaint.splitlines()[0] if complaint else "nft ended"
+                return False
             if self.holds(grip):
-                return ""
-        return f"nft did not make it in {READY_SECONDS:g} s"
+                return True
+        return False
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         owner = grip.let_go(self.table)
@@ -132,5 +133,5 @@ class NftTable(Change):
         netns = self._path()
         argv = shlex.join(line(self.netns if netns is None else netns, self._argv()))
         return Described(
-            f"(echo {shlex.quote(self._line())}; sleep infinity) | {argv}", f"pkill -f '[o]wner={self.table}'"
+            f"(echo {shlex.quote(self._line())}; exec sleep 3600) | {argv}", f"pkill -f '[n]owhere/{self.table}'"
         )

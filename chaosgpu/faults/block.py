@@ -57,8 +57,9 @@ def mount_of(path: str) -> Mount:
 
 
 def directory_of(path: str) -> str:
-    """The directory that a path is, or that holds the file which it is, behind every symbolic link."""
+    """The directory that a path is, or that holds the file which it is, behind every symbolic link. Raises OSError."""
     real = os.path.realpath(path)
+    os.stat(real)
     return real if os.path.isdir(real) else os.path.dirname(real)
 
 

@@ -8,7 +8,7 @@ from chaosgpu.changes.base import Undone, from_json
 
 ELSEWHERE = """
 import json, sys
-from chaosgpu.changes import affinity, cgroup, file_value, helper, process
+from chaosgpu.changes import affinity, cgroup, command, file_value, held_file, helper, io_limit, nft, process, qdisc
 from chaosgpu.changes.base import from_json
 from chaosgpu.changes.grip import Grip
 document, observed = json.load(sys.stdin)
@@ -18,7 +18,7 @@ json.dump([*change.undo(observed, grip), change.holds(grip)], sys.stdout)
 
 HOLDER = """
 import json, sys, time
-from chaosgpu.changes import affinity, cgroup, file_value, helper, process
+from chaosgpu.changes import affinity, cgroup, command, file_value, held_file, helper, io_limit, nft, process, qdisc
 from chaosgpu.changes.base import from_json
 from chaosgpu.changes.grip import Grip
 grip = Grip("holder")

@@ -93,8 +93,9 @@ def test_what_is_never_filled(ext4):
         ({"path": "/dev/shm", "percent": 50}, "is memory"),
         ({"path": "/nowhere", "percent": 50}, "No such file"),
         ({"path": str(ext4), "bytes": "1TiB"}, "are available"),
-        ({"path": str(ext4), "percent": 50, "bytes": 5}, "exactly one"),
+        ({"path": str(ext4), "percent": 50, "bytes": "5MiB"}, "exactly one"),
         ({"path": str(ext4)}, "exactly one"),
+        ({"path": str(ext4), "bytes": 5}, "1048576 to"),
     ]:
         with pytest.raises(ActivityFailed, match=message):
             fill_disk(duration="30s", **arguments)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, List, Optional, Tuple
 from chaosgpu.changes.base import ALREADY, FD, LOST, RESTORED, Change, Described, Undone, start_time_ticks
 from chaosgpu.changes.errors import ChangeFailed, Moved
 from chaosgpu.changes.grip import Grip
-from chaosgpu.helpers.tracer import CannotTrace, Tracer, state_of, tracer_of
+from chaosgpu.helpers.tracer import CannotTrace, Tracer, state_of, state_of_thread, threads, tracer_of
 
 _STOP_SECONDS = 2.0
 
@@ -48,7 +48,9 @@ class StoppedByPtrace(Change):
         return {"threads": held, "state": state_of(self.pid)}
 
     def holds(self, grip: Grip) -> bool:
-        return start_time_ticks(self.pid) == self.start and state_of(self.pid) == "t" and _is_ours(tracer_of(self.pid))
+        return start_time_ticks(self.pid) == self.start and any(
+            state_of_thread(self.pid, tid) == "t" and _is_ours(tracer_of(tid)) for tid in threads(self.pid)
+        )
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         tracer = grip.let_go(f"tracer-{self.pid}")

@@ -16,6 +16,7 @@ _PTRACE_INTERRUPT = 0x4207
 _WALL = 0x40000000
 _STOP_SECONDS = 2.0
 _ROUNDS = 100
+_ENDED = ("Z", "X", "")  # a first thread that has ended stays visible while others live (pthread_exit(3))
 _CAP_SYS_PTRACE = 19
 _NO_PID = 2**22 + 1  # above the kernel's largest pid (PID_MAX_LIMIT)
 
@@ -104,28 +105,39 @@ class Tracer:
 
     def stop(self) -> int:
         """Seize and interrupt every thread until no new one turns up; how many are held. Raises CannotTrace."""
+        refused: Dict[int, str] = {}
         for _ in range(_ROUNDS):
-            fresh = [tid for tid in threads(self.pid) if tid not in self._signals and tid not in self._stopping]
+            fresh = [
+                tid
+                for tid in threads(self.pid)
+                if tid not in self._signals
+                and tid not in self._stopping
+                and state_of_thread(self.pid, tid) not in _ENDED
+            ]
             if not fresh or start_time_ticks(self.pid) != self.start:
                 break
             for tid in fresh:
-                self._seize(tid)
+                why = self._seize(tid)
+                if why and why == refused.get(tid):
+                    raise CannotTrace(f"thread {tid} of process {self.pid} cannot be traced: {why}")
+                # Refused once, it may just have ended, or been replaced by an execve(2) that took its number.
+                refused[tid] = why
             self._wait()
         if start_time_ticks(self.pid) != self.start:
             self.close()
             return 0
         return len(self._signals) + len(self._stopping)
 
-    def _seize(self, tid: int) -> None:
+    def _seize(self, tid: int) -> str:
+        """Why the kernel refused it; "" when it did not, or the thread has ended."""
         failed = _ptrace(_PTRACE_SEIZE, tid)
-        if failed == errno.ESRCH:
-            return  # it ended
-        if failed:
+        if failed and failed != errno.ESRCH:
             other = tracer_of(tid)
-            why = f"process {other} traces it already" if other else os.strerror(failed)
-            raise CannotTrace(f"thread {tid} of process {self.pid} cannot be traced: {why}")
-        self._stopping[tid] = True
-        _ptrace(_PTRACE_INTERRUPT, tid)
+            return f"process {other} traces it already" if other else os.strerror(failed)
+        if not failed:
+            self._stopping[tid] = True
+            _ptrace(_PTRACE_INTERRUPT, tid)
+        return ""
 
     def _wait(self) -> None:
         give_up = time.monotonic() + _STOP_SECONDS

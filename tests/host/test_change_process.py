@@ -258,11 +258,17 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-def test_a_process_whose_first_thread_has_ended_is_alive(spawn):
+def test_a_process_whose_first_thread_has_ended_is_alive(spawn, grip):
     victim = spawn(sys.executable, "-c", FIRST_THREAD_ENDS, ready=True)
     start = start_time_ticks(victim.pid)
     assert until(lambda: state_of(victim.pid) == "Z")
     assert start_time_ticks(victim.pid) == start
+    change = stopping(StoppedByPtrace, victim)
+    observed = change.apply(grip)
+    assert thread_states(victim.pid) == {"Z", "t"}
+    assert change.holds(grip)
+    assert change.undo(observed, grip).verdict == RESTORED
+    assert until(lambda: thread_states(victim.pid) == {"Z", "S"})
     victim.kill()
     os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
     assert start_time_ticks(victim.pid) is None

@@ -24,7 +24,7 @@ def matrix(*arguments, package=ROOT):
 
 
 def test_nothing_is_left_whatever_dies():
-    done = matrix("--modes", "abcd", "--workers", "2", "--sample", "4", "--reach", "40", "--seed", "7")
+    done = matrix("--sample", "2", "--reach", "36", "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
 
@@ -42,11 +42,23 @@ WRONG = {
         '            if record.state in ("closed", "planned", "undoing"):\n',
         "c",
     ),
+    "an undo begins without a line": (
+        "chaosgpu/node/injections.py",
+        '            {"line": "undoing", "at": time.time(),',
+        '            {"line": "thinking", "at": time.time(),',
+        "c",
+    ),
     "an undo is believed and not looked at": (
         "chaosgpu/changes/affinity.py",
         "        placed = sorted(observed or self.wanted)\n",
         "        return Undone(ALREADY)\n        placed = sorted(observed or self.wanted)\n",
         "a",
+    ),
+    "the standby guards nothing": (
+        "chaosgpu/node/standby.py",
+        "    return True\n\n\ndef _keeper_ended",
+        "    return False\n\n\ndef _keeper_ended",
+        "c",
     ),
 }
 
@@ -58,20 +70,7 @@ def test_a_wrong_keeper_fails_it(name, tmp_path):
     source = (tmp_path / path).read_text()
     assert right in source
     (tmp_path / path).write_text(source.replace(right, wrong, 1))
-    arguments = (
-        "--faults",
-        "misplace",
-        "--modes",
-        mode,
-        "--workers",
-        "1",
-        "--sample",
-        "8",
-        "--reach",
-        "34",
-        "--seed",
-        "3",
-    )
-    done = matrix(*arguments, package=tmp_path)
+    walk = ("--faults", "misplace", "--modes", mode, "--roads", "revert", "--first-only")
+    done = matrix(*walk, package=tmp_path)
     assert done.returncode != 0, done.stdout
     assert "FAILED" in done.stderr

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import struct
-import sys
+import time
 from pathlib import Path
 
 SEIZE, INTERRUPT, SYSCALL, CONT, DETACH, SETOPTIONS, GET_SYSCALL_INFO = 0x4206, 0x4207, 24, 7, 17, 0x4200, 0x420E
@@ -17,6 +17,7 @@ SYSGOOD, FORK, VFORK, CLONE, EXEC = 1, 2, 4, 8, 16
 OPTIONS = SYSGOOD | FORK | VFORK | CLONE | EXEC
 WALL = 0x40000000
 TCGETS = 0x5401
+HELD_SECONDS = 0.3
 O_CREAT_TMPFILE_TRUNC = 0o100 | 0o20000000 | 0o1000
 
 # x86_64 numbers (arch/x86/entry/syscalls/syscall_64.tbl)
@@ -71,21 +72,27 @@ def role_of(pid, keeper, standby):
 
 
 class Killer:
-    """Seizes the family, then ``run`` until the Nth call has been answered with kills, or everything is detached."""
+    """Seizes the family, then ``run`` until the Nth call has been answered with kills, or everything is detached.
 
-    def __init__(self, keeper, standby, limbs, number, mode):
+    Mode ``r`` strikes twice: the keeper and all limbs at once, then everybody at the Nth call of the recovery.
+    """
+
+    def __init__(self, keeper, standby, limbs, number, mode, tell):
         self.keeper, self.standby = keeper, standby
         self.number, self.mode = number, mode
+        self.tell = tell
         self.count = 0
-        self.struck = None
+        self.struck = False
         self.held = set()
         for pid in (keeper, standby, *limbs):
             if pid and not ptrace(SEIZE, pid, None, ctypes.c_void_p(OPTIONS)):
                 self.held.add(pid)
                 ptrace(INTERRUPT, pid)
+        if mode == "r":
+            kill(keeper, *limbs)
 
     def run(self):
-        while self.held:
+        while self.held and not self.struck:
             try:
                 pid, status = os.waitpid(-1, WALL)
             except ChildProcessError:
@@ -95,8 +102,6 @@ class Killer:
                 continue
             self.held.add(pid)
             self._stopped(pid, status)
-            if self.struck:
-                return
 
     def _stopped(self, pid, status):
         caught, event = os.WSTOPSIG(status), status >> 16
@@ -113,35 +118,112 @@ class Killer:
         ptrace(SYSCALL, pid, None, ctypes.c_void_p(deliver))
 
     def _counts(self, pid):
-        # Mode b kills the keeper while somebody else stands at a call; its own calls are mode a's.
-        return not (self.mode == "b" and pid in (self.keeper, self.standby))
+        if self.mode == "b":  # the keeper dies while somebody else stands at a call; its own calls are mode a's
+            return pid not in (self.keeper, self.standby)
+        if self.mode == "e":
+            return parent_of(pid) not in (self.keeper, 1) and pid not in (self.keeper, self.standby)
+        return True
 
     def _strike(self, pid, call):
         role = role_of(pid, self.keeper, self.standby)
-        family = {"a": [pid], "b": [self.keeper], "c": [*self.held - {self.standby}], "d": [*self.held]}[self.mode]
-        self.struck = {"call": call, "role": role, "killed": len(family)}
-        for victim in family:
+        family = {
+            "a": [pid],
+            "b": [self.keeper],
+            "c": [*self.held - {self.standby}],
+            "d": [*self.held],
+            "e": [self.keeper, *self.held - {self.standby, pid}],
+            "r": [*self.held],
+            "p": [],
+        }[self.mode]
+        self.struck = True
+        self.tell({"call": call, "role": role, "killed": len(family)})  # before anyone can notice
+        if self.mode == "p":
+            Path("/proc/sysrq-trigger").write_text("b")  # the machine is reset at once, nothing is synced
+        kill(*family)
+        if self.mode in "be":
+            self._hold(pid)
+
+    def _hold(self, pid):
+        """Keep one process at its call while everybody else goes on: it is freed late, unless somebody ends it."""
+        give_up = time.monotonic() + HELD_SECONDS
+        while time.monotonic() < give_up:
+            ended = waited = 0
             try:
-                os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+                waited, status = os.waitpid(-1, WALL | os.WNOHANG)
+                ended = waited and not os.WIFSTOPPED(status)
+            except ChildProcessError:
+                return
+            if waited and not ended and waited != pid:
+                deliver = os.WSTOPSIG(status) if status >> 16 == 0 and os.WSTOPSIG(status) < 0x80 else 0
+                ptrace(DETACH, waited, None, ctypes.c_void_p(deliver))
+            elif ended and waited == pid:
+                return
+            elif not waited:
+                time.sleep(0.001)
 
 
-def main():
-    """``killer.py KEEPER STANDBY NUMBER MODE [LIMB ...]``: says ``ready``, then one JSON line when it has struck."""
-    keeper, standby, number = map(int, sys.argv[1:4])
-    killer = Killer(keeper, standby, [int(pid) for pid in sys.argv[5:]], number, sys.argv[4])
-    signal.signal(signal.SIGTERM, lambda *_: finish(killer))
-    print("ready", flush=True)
-    killer.run()
-    finish(killer)
+def kill(*family):
+    for victim in family:
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
-def finish(killer):
-    """Leave: the kernel lets go of everyone who is still held (ptrace(2))."""
-    print(json.dumps({"count": killer.count, "struck": killer.struck}), flush=True)
-    os._exit(0)
+def descendants(pid):
+    """All processes below one, as their parents stand now."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            parents.setdefault(parent_of(int(name)), []).append(int(name))
+    found, level = [], [pid]
+    while level:
+        level = [child for parent in level for child in parents.get(parent, [])]
+        found += level
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def parent_of(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+class Started:
+    """A killer in a process of its own. ``fileno`` is readable as soon as it strikes; ``told`` ends it."""
+
+    def __init__(self, keeper, standby, number, mode, limbs=()):
+        self._told, write = os.pipe()
+        ready, say_ready = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self._told)
+                tell = lambda struck: os.write(write, json.dumps(struck).encode())  # noqa: E731
+                killer = Killer(keeper, standby, limbs, number, mode, tell)
+                signal.signal(signal.SIGTERM, lambda *_: killer.struck or os._exit(0))
+                os.write(say_ready, b"1")
+                killer.run()
+            finally:
+                os._exit(0)  # the kernel lets go of everyone who is still held (ptrace(2))
+        os.close(write)
+        os.close(say_ready)
+        ready_said = os.read(ready, 1)
+        os.close(ready)
+        if not ready_said:
+            raise RuntimeError("the killer could not start")
+
+    def fileno(self):
+        return self._told
+
+    def told(self):
+        """What was struck, or None when it never came to the Nth call. Waits until all are let go."""
+        try:
+            os.kill(self.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        with os.fdopen(self._told) as pipe:
+            text = pipe.read()
+        os.waitpid(self.pid, 0)
+        return json.loads(text) if text else None

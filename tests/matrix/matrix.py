@@ -1,18 +1,25 @@
 """The crash matrix: for every fault, SIGKILL at every state-changing system call of its inject and its undo.
 
-Modes: ``a`` kills the caller of the call; ``b`` kills the keeper while a child stands at the call; ``c`` kills the
-keeper and all limbs together; ``d`` the standby with them, after which a sweep must clean up (what ends with its holder
-must have ended by itself). After each kill nothing may be left: the witness is clean, the whole-node snapshot is as
-before, no record is open. A kill during the undo gets no second request: the node must finish by itself.
+Modes: ``a`` kills the caller of the call; ``b`` the keeper, while a child of its stands at the call; ``c`` the keeper
+and all limbs together; ``d`` the standby with them; ``e`` keeper and hand, while a command of the hand's stands at the
+call; ``r`` keeper and limbs of a fault in place, then everybody at a call of the recovery.
 
-``python tests/matrix/matrix.py --faults all --modes abcd --workers 2`` runs all of it, ``--sample 40 --seed 1`` a part.
-As root; each worker works in a private mount namespace with a /run of its own, so in a keeper of its own.
+Roads to the undo: ``revert`` (the killer counts from the inject on), ``deadline``, and ``owner`` (the owner is killed).
+
+What must hold: a fault has its whole effect or none; no undo that began needs anyone to ask for it again; once all is
+done the witness, the whole-node snapshot and the ledger are as before, within two seconds. Where the standby died too
+(``d``, ``r``), what ends with its holder must have ended by itself, and one sweep must do the rest.
+
+``python tests/matrix/matrix.py --out kills.jsonl`` runs all of it, ``--sample 4 --seed 1`` a part. As root; each worker
+works in a private mount namespace with a /run of its own, so with a keeper of its own.
 """
 
 import argparse
 import json
 import os
 import random
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -23,19 +30,59 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))  # behind PYTHONPATH, which may name another package to try
 sys.path.insert(0, str(Path(__file__).parent))
 
+import killer
 import scenarios
 import snapshot
 
 from chaosgpu.changes.errors import ChaosgpuError
-from chaosgpu.node import client
+from chaosgpu.node import client, ledger, places
 
-DURATION_SECONDS = 30.0
+DURATION_SECONDS = {"revert": 30.0, "owner": 30.0, "deadline": 1.2}
 SETTLE_SECONDS = 2.0
-HERE = Path(__file__).parent
+SWEPT = "dr"  # modes in which the standby dies too
 
 
 class Failure(Exception):
-    """A kill after which something was left, or a caller that hung."""
+    """Something was left after a kill, or half done, or a caller hung."""
+
+
+class Owner:
+    """A process that injects, tells the answer, and lives on: the injection's owner, as ``chaos run`` would be."""
+
+    def __init__(self, request):
+        self._answers, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                try:
+                    answer = client.call(request, start=False, seconds=60)
+                except ChaosgpuError as error:
+                    answer = {"broken": str(error)}
+                os.write(write, json.dumps(answer).encode())
+                while True:
+                    signal.pause()
+            finally:
+                os._exit(1)
+        os.close(write)
+
+    def fileno(self):
+        return self._answers
+
+    def answer(self):
+        if not readable([self], 70):
+            raise Failure("the caller hangs")
+        return json.loads(os.read(self._answers, 1 << 16))
+
+    def end(self):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            os.close(self._answers)
+        self.pid = 0
+
+
+def readable(files, seconds):
+    return select.select(files, [], [], seconds)[0]
 
 
 def family():
@@ -45,143 +92,189 @@ def family():
         hello = client.call({"op": "hello"})
         if hello["standby"]:
             return hello["pid"], hello["standby"]
-        time.sleep(0.01)
+        time.sleep(0.005)
     raise Failure("keeper and standby did not both come up in 20 s")
 
 
-class Caller(threading.Thread):
-    """Injects, then reverts, as an experiment would; a dead keeper is asked again with the same request id."""
+class Life:
+    """One life of an injection, with one kill in it."""
 
-    def __init__(self, scenario):
-        super().__init__(daemon=True)
+    def __init__(self, scenario, number, mode, road):
+        scenario.renew()
+        self.scenario, self.number, self.mode, self.road = scenario, number, mode, road
         self.request = {
             "op": "inject",
             "request": uuid.uuid4().hex,
             "run": "matrix",
             "fault": scenario.fault,
             "arguments": scenario.arguments,
-            "duration_seconds": DURATION_SECONDS,
+            "duration_seconds": DURATION_SECONDS[road],
             "allow": [],
             "owner": "peer",
             "outlive_run": False,
             "dry_run": False,
         }
+        self.before = self.during = None
         self.phase = "inject"
-        self.answer = None
+        self.killer = self.owner = None
 
-    def run(self):
+    def live(self):
+        """What was struck, or None when all was over before the Nth call."""
+        self.before = snapshot.take(self.scenario.pids)
+        self.keeper, self.standby = family()
         try:
-            self.answer = client.call(self.request, seconds=60)
-            if "error" not in self.answer and self.answer["state"] == "active":
-                self.phase = "undo"
-                client.rescue({"op": "revert"})
-            self.phase = "done"
-        except ChaosgpuError as error:
-            self.answer = {"broken": str(error)}
-
-
-def strike(scenario, number, mode):
-    """One life of an injection with one kill; what was struck, or None when it ended before the Nth call."""
-    scenario.renew()
-    before = snapshot.take(scenario.pids)
-    keeper, guard = family()
-    argv = [sys.executable, str(HERE / "killer.py"), str(keeper), str(guard), str(number), mode]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as killer:
-        killer.stdout.readline()
-        caller = Caller(scenario)
-        caller.start()
-        while caller.is_alive() and killer.poll() is None:
-            caller.join(0.02)
-        phase = caller.phase
-        killer.terminate()
-        told = json.loads(killer.stdout.readline())
-    struck = told["struck"]
-    caller.join(70)
-    if caller.is_alive():
-        raise Failure(f"the caller hangs after {struck} in {phase}")
-    if struck is None:
-        return None
-    struck["phase"] = phase
-    check(scenario, before, struck, caller, mode)
-    return struck
-
-
-def check(scenario, before, struck, caller, mode):
-    """After a kill: ask again where a caller would, then nothing may be left within the settling time."""
-    if mode == "d":
-        if not listed_or_swept():
-            raise Failure(f"no keeper after {struck}")
-    if struck["phase"] == "inject" and caller.phase != "done":
-        answer = client.call(caller.request, seconds=60)
-        if "error" not in answer:
-            client.rescue({"op": "revert"})
-    give_up = time.monotonic() + SETTLE_SECONDS
-    while True:
-        left = leftovers(scenario, before)
-        if not left:
-            return
-        if time.monotonic() > give_up:
-            raise Failure(f"after {struck}: {'; '.join(left)}")
-        time.sleep(0.02)
-
-
-def listed_or_swept():
-    """With keeper and standby dead: the sweep that cron would run."""
-    argv = [sys.executable, "-m", "chaosgpu.node.cli", "sweep"]
-    subprocess.run(argv, check=False, capture_output=True, timeout=60)
-    return True
-
-
-def leftovers(scenario, before):
-    opened = client.call({"op": "list"}, seconds=30)["faults"]
-    left = [
-        f"{entry['injection']} is {entry['state']} ({entry.get('stuck', entry.get('cause', ''))})" for entry in opened
-    ]
-    if scenario.in_place():
-        left.append("the witness still sees the fault")
-    if scenario.fault != "host.kill_processes":
-        left += snapshot.difference(before, snapshot.take(scenario.pids))
-    return left
-
-
-def walk(name, mode, numbers, stop_at_end, report):
-    """All kills of one scenario and mode, in one private /run."""
-    scenario = scenarios.SCENARIOS[name]()
-    kills = failures = 0
-    try:
-        for number in numbers:
+            struck = self._asked() if self.road == "revert" else self._by_itself()
+            if struck:
+                struck["phase"] = self.phase
             try:
-                struck = strike(scenario, number, mode)
+                self._check(struck)
             except Failure as failure:
-                failures += 1
-                report({"scenario": name, "mode": mode, "number": number, "failure": str(failure)})
-                client.rescue({"op": "revert"})
-                continue
-            if struck is None:
-                if stop_at_end:
-                    break
-                continue
-            kills += 1
-            report({"scenario": name, "mode": mode, "number": number, **struck})
+                raise Failure(f"after {struck}: {failure}") from None
+            return struck
+        finally:
+            if self.owner:
+                self.owner.end()
+
+    def _asked(self):
+        """Inject, then revert once; the killer is there from the start."""
+        self.killer = killer.Started(self.keeper, self.standby, self.number, self.mode)
+        self.owner = Owner(self.request)
+        answer = self.owner.answer()
+        if not readable([self.killer], 0):
+            self._must_be_in_place(answer)
+            self.during = snapshot.take(self.scenario.pids)
+            self.phase = "undo"
+            if answer["state"] == "active":
+                try:
+                    client.call({"op": "revert"}, start=False, seconds=60)
+                except ChaosgpuError:
+                    if not readable([self.killer], 0):
+                        raise
+        return self.killer.told()
+
+    def _by_itself(self):
+        """Inject; the killer comes when the fault is in place; nobody asks for anything any more."""
+        self.owner = Owner(self.request)
+        self._must_be_in_place(self.owner.answer())
+        self.phase = "undo"
+        limbs = [pid for pid in killer.descendants(self.keeper) if pid != self.standby]
+        self.killer = killer.Started(self.keeper, self.standby, self.number, self.mode, limbs)
+        if self.road == "owner":
+            self.owner.end()
+        give_up = time.monotonic() + DURATION_SECONDS["deadline"] + SETTLE_SECONDS
+        while not readable([self.killer], 0.01) and opened() and time.monotonic() < give_up:
+            pass
+        return self.killer.told()
+
+    def _must_be_in_place(self, answer):
+        wanted = "done" if self.scenario.one_shot else "active"
+        if answer.get("state") != wanted:
+            self.killer and self.killer.told()
+            raise Failure(f"with nobody killed, the injection was answered by {answer}")
+
+    def _check(self, struck):
+        if struck and self.mode in SWEPT:
+            if self.scenario.held:
+                self._soon(lambda: self._traces(), "it did not end with its holder")
+            sweep()
+        elif struck:
+            self._taken_over()
+        if struck and self.phase == "inject":
+            self._ask_again()
+        elif self.phase == "undo" and self.road == "revert" and not self._undo_began():
+            time.sleep(0.3)  # nobody asked anyone who lived to tell: it stays, whole, or is undone, whole
+            if not self._undo_began():
+                self._must_equal(self.during, "it is neither in place nor undone")
+                client.call({"op": "revert"}, start=False, seconds=60)
+        self._soon(lambda: opened() or self._traces(), "something was left")
+
+    def _undo_began(self):
+        return self.scenario.held or self.scenario.one_shot or not any(state == "active" for state in opened().values())
+
+    def _taken_over(self):
+        """The standby does this by itself: whoever asks here starts no keeper."""
+        give_up = time.monotonic() + 5
+        while True:
+            try:
+                client.call({"op": "hello"}, start=False)
+                return
+            except ChaosgpuError as error:
+                if time.monotonic() > give_up:
+                    raise Failure(f"nobody took the keeper's place: {error}") from None
+                time.sleep(0.005)
+
+    def _ask_again(self):
+        """As a caller would whose keeper died: the same request once more, then, where it is in place, the revert."""
+        answer = client.call(self.request, seconds=60)
+        if "error" not in answer and answer["state"] == "active":
+            client.rescue({"op": "revert"})
+
+    def _must_equal(self, wanted, complaint):
+        found = snapshot.difference(wanted, snapshot.take(self.scenario.pids))
+        if found and not self._undo_began():
+            raise Failure(f"{complaint}: {'; '.join(found)}")
+
+    def _traces(self):
+        if self.scenario.in_place():
+            return ["the witness sees the fault"]
+        if self.scenario.one_shot:
+            return []
+        return snapshot.difference(self.before, snapshot.take(self.scenario.pids))
+
+    def _soon(self, look, complaint):
+        """Nothing may be seen any more within the settling time."""
+        give_up = time.monotonic() + SETTLE_SECONDS
+        while left := look():
+            if time.monotonic() > give_up:
+                raise Failure(f"{complaint}: {left}")
+            time.sleep(0.01)
+
+
+def opened():
+    """{injection: state} of what the ledger has open, read from its files: asking could start a keeper."""
+    return {record.id: record.state for record in ledger.read_all(places.state_dir()) if record.state != "closed"}
+
+
+def sweep():
+    """With keeper and standby dead: what cron would run."""
+    subprocess.run(
+        [sys.executable, "-m", "chaosgpu.node.cli", "sweep"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[1:])},
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+def walk(scenario, mode, road, numbers, first_only, report):
+    """The kills of one scenario, mode and road; without ``numbers`` one at each call until there are no more."""
+    for number in numbers or range(1, 10**6):
+        row = {"scenario": scenario.name, "mode": mode, "road": road, "number": number}
+        try:
+            struck = Life(scenario, number, mode, road).live()
+        except (Failure, ChaosgpuError) as failure:
+            report({**row, "failure": str(failure)})
+            if first_only:
+                return
+            client.rescue({"op": "revert"})
+            continue
+        if struck:
+            report({**row, **struck})
+        elif not numbers:
+            break
+
+
+def worker(job):
+    """Runs in its own mount namespace: (scenario, mode, road, numbers, first_only) from the command line."""
+    name, mode, road, numbers, first_only = job
+    snapshot.apart()
+    scenario = scenarios.SCENARIOS[name](name)
+    try:
+        walk(scenario, mode, road, numbers, first_only, lambda row: print(json.dumps(row), flush=True))
     finally:
         scenario.close()
-    return kills, failures
-
-
-def worker(jobs):
-    """Runs in its own mount namespace: jobs as (scenario, mode, numbers or null) from the command line."""
-    snapshot.apart()
-    for name, mode, numbers in jobs:
-        endless = numbers is None
-        walk(
-            name,
-            mode,
-            iter(range(1, 10**6)) if endless else numbers,
-            endless,
-            lambda row: print(json.dumps(row), flush=True),
-        )
-    client.call({"op": "leave"})
-    snapshot.leave()
+        client.call({"op": "leave"})
+        snapshot.leave()
 
 
 def private(argv):
@@ -193,26 +286,44 @@ def private(argv):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--faults", default="all", help="scenarios, comma-separated, or all that this kernel can do")
-    parser.add_argument("--modes", default="abcd")
+    parser.add_argument("--modes", default="abcdr")
+    parser.add_argument("--roads", default="revert,deadline,owner")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--sample", type=int, help="this many kills per scenario and mode, at calls chosen by --seed")
-    parser.add_argument("--reach", type=int, default=60, help="a sample's highest call number")
+    parser.add_argument("--rounds", type=int, default=1, help="walk everything so often")
+    parser.add_argument("--sample", type=int, help="this many kills per scenario, mode and road, chosen by --seed")
+    parser.add_argument("--reach", type=int, default=40, help="a sample's highest call number on the road of revert")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first-only", action="store_true", help="end each walk at its first failure")
     parser.add_argument("--out", type=Path, help="every kill as a JSON line")
-    parser.add_argument("--jobs", help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.jobs:
-        worker(json.loads(given.jobs))
+    if given.job:
+        worker(json.loads(given.job))
         return
-    here = [name for name, scenario in scenarios.SCENARIOS.items() if scenario.needs != "guest"]
-    names = here if given.faults == "all" else given.faults.split(",")
+    sys.exit(run(jobs_of(given), given))
+
+
+def jobs_of(given):
     chance = random.Random(given.seed)
-    jobs = [
-        (name, mode, sorted(chance.sample(range(1, given.reach + 1), given.sample)) if given.sample else None)
-        for mode in given.modes
-        for name in names
-    ]
-    sys.exit(run(jobs, given))
+    jobs = []
+    here = [name for name, scenario in scenarios.SCENARIOS.items() if scenario.possible()]
+    for name in here if given.faults == "all" else given.faults.split(","):
+        for mode in given.modes:
+            for road in given.roads.split(","):
+                if not makes_sense(scenarios.SCENARIOS[name], mode, road):
+                    continue
+                calls = range(1, 1 + (given.reach if road == "revert" else given.reach // 3))
+                numbers = sorted(chance.sample(calls, given.sample)) if given.sample else None
+                jobs.append((name, mode, road, numbers, given.first_only))
+    return jobs * given.rounds
+
+
+def makes_sense(scenario, mode, road):
+    if scenario.one_shot and road != "revert":
+        return False
+    if mode == "r":
+        return road == "owner"
+    return mode != "e" or scenario.by_commands
 
 
 def run(jobs, given):
@@ -220,29 +331,32 @@ def run(jobs, given):
     rows, lock = [], threading.Lock()
     out = given.out.open("w") if given.out else None
 
-    def work(mine):
-        argv = [sys.executable, __file__, "--jobs", json.dumps(mine)]
+    def work(job):
+        argv = [sys.executable, __file__, "--job", json.dumps(job)]
         with subprocess.Popen(private(argv), stdout=subprocess.PIPE, text=True) as child:
             for line in child.stdout:
                 with lock:
                     rows.append(json.loads(line))
                     if out:
                         out.write(line)
+                        out.flush()
                     if "failure" in rows[-1]:
                         print(f"\nFAILED {line.strip()}", file=sys.stderr)
                     elif sys.stderr.isatty():
                         print(f"\r{len(rows)} kills", end="", file=sys.stderr)
         if child.returncode != 0:
             with lock:
-                rows.append({"scenario": "?", "mode": "?", "failure": f"a worker ended with {child.returncode}"})
+                name, mode, road, *_ = job
+                failure = f"the worker ended with {child.returncode}"
+                rows.append({"scenario": name, "mode": mode, "road": road, "failure": failure})
 
     def pull():
         while True:
             with lock:
                 if not jobs:
                     return
-                mine = jobs.pop(0)
-            work([mine])
+                job = jobs.pop(0)
+            work(job)
 
     workers = [threading.Thread(target=pull) for _ in range(given.workers)]
     for thread in workers:
@@ -253,17 +367,19 @@ def run(jobs, given):
 
 
 def summary(rows, seconds):
-    table = {}
+    """A table of kills, a line for each scenario and road, a column for each mode; failures in brackets."""
+    modes = sorted({row["mode"] for row in rows})
+    cells = {}
     for row in rows:
-        kills, failures = table.get((row["scenario"], row["mode"]), (0, 0))
-        failed = "failure" in row
-        table[row["scenario"], row["mode"]] = (kills + (not failed), failures + failed)
-    print(f"\n{'scenario':12}{'mode':6}{'kills':>7}{'failed':>8}")
-    for (scenario, mode), (kills, failures) in sorted(table.items()):
-        print(f"{scenario:12}{mode:6}{kills:7}{failures:8}")
-    kills, failures = (sum(column) for column in zip(*table.values(), strict=True)) if table else (0, 0)
-    print(f"{kills} kills survived, {failures} failed, in {seconds:.0f} s")
-    return 1 if failures or not kills else 0
+        cell = cells.setdefault((row["scenario"], row["road"]), {}).setdefault(row["mode"], [0, 0])
+        cell["failure" in row] += 1
+    print(f"\n{'scenario':12}{'road':10}" + "".join(f"{mode:>10}" for mode in modes))
+    for (scenario, road), by_mode in sorted(cells.items()):
+        told = (by_mode.get(mode, (0, 0)) for mode in modes)
+        print(f"{scenario:12}{road:10}" + "".join(f"{f'{k} ({f})' if f else str(k):>10}" for k, f in told))
+    failures = sum("failure" in row for row in rows)
+    print(f"{len(rows) - failures} kills survived, {failures} failed, in {seconds:.0f} s")
+    return 1 if failures or not rows else 0
 
 
 if __name__ == "__main__":

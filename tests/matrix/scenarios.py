@@ -20,11 +20,19 @@ class Scenario:
     """``arguments`` for ``fault``; ``in_place()`` and ``pids``; ``close()`` takes the target away."""
 
     fault = ""
-    needs = ""  # "" anywhere; "guest": a kernel with netem
+    held = False  # whether it ends with its holder
+    one_shot = False
+    by_commands = False
 
-    def __init__(self):
+    def __init__(self, name):
+        self.name = name
         self.pids = []
         self._children = []
+
+    @staticmethod
+    def possible():
+        """Whether this kernel can do it."""
+        return True
 
     def spawn(self, *argv):
         child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -48,9 +56,10 @@ class Scenario:
 
 class Pause(Scenario):
     fault = "host.pause_processes"
+    held = True
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, name):
+        super().__init__(name)
         pid = self.spawn(sys.executable, "-c", THREADED)
         self.threads_ready(pid, 3)
         self.arguments = {"target": {"pid": [pid, self.spawn("sleep", "600")]}}
@@ -62,8 +71,8 @@ class Pause(Scenario):
 class Misplace(Scenario):
     fault = "numa.misplace_processes"
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, name):
+        super().__init__(name)
         pid = self.spawn(sys.executable, "-c", THREADED)
         self.threads_ready(pid, 3)
         self.arguments = {"target": {"pid": pid}, "cpus": [max(os.sched_getaffinity(0))]}
@@ -75,8 +84,8 @@ class Misplace(Scenario):
 class Slow(Scenario):
     fault = "host.slow_processes"
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, name):
+        super().__init__(name)
         self.arguments = {"target": {"pid": self.spawn("sleep", "600")}, "percent": 50}
 
     def in_place(self):
@@ -84,8 +93,10 @@ class Slow(Scenario):
 
 
 class SlowByDuty(Slow):
-    def __init__(self):
-        super().__init__()
+    held = True
+
+    def __init__(self, name):
+        super().__init__(name)
         self.arguments["how"] = "duty"
 
     def in_place(self):
@@ -94,16 +105,17 @@ class SlowByDuty(Slow):
 
 class Kill(Scenario):
     fault = "host.kill_processes"
+    one_shot = True
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, name):
+        super().__init__(name)
         self.arguments = {}
         self.renew()
 
     def renew(self):
         self.close()
         self.pids, self._children = [], []
-        self.arguments = {"target": {"pid": self.spawn("sleep", "600")}, "watch_seconds": 0.05}
+        self.arguments = {"target": {"pid": self.spawn("sleep", "600")}, "grace_seconds": 2, "watch_seconds": 0.05}
 
     def in_place(self):
         return False
@@ -111,9 +123,10 @@ class Kill(Scenario):
 
 class Fill(Scenario):
     fault = "storage.fill_disk"
+    held = True
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, name):
+        super().__init__(name)
         self.folder = tempfile.mkdtemp(prefix="chaosgpu-matrix-")
         self.point = f"{self.folder}/mnt"
         os.mkdir(self.point)
@@ -134,9 +147,10 @@ class Fill(Scenario):
 
 class Throttle(Fill):
     fault = "storage.throttle_io"
+    held = False
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, name):
+        super().__init__(name)
         self.group = f"{io_root()}/limited"
         os.mkdir(self.group)
         pid = self.spawn("sleep", "600")
@@ -159,10 +173,15 @@ class Throttle(Fill):
 
 class Impair(Scenario):
     fault = "rdma.impair_network"
-    needs = "guest"
+    by_commands = True
 
-    def __init__(self):
-        super().__init__()
+    @staticmethod
+    def possible():
+        netem = ["unshare", "-n", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        return subprocess.run(netem, capture_output=True, check=False).returncode == 0
+
+    def __init__(self, name):
+        super().__init__(name)
         self.netns = f"matrix{os.getpid()}"
         script = f"""
             ip netns add {self.netns}; ip netns add {self.netns}p

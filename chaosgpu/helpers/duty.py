@@ -10,6 +10,7 @@ from chaosgpu.helpers.tracer import CannotTrace, Tracer, start_time_ticks
 
 PERIOD_SECONDS = 0.1
 _LOOK_SECONDS = 0.002
+_LONGEST_STAND_SECONDS = 1.0
 
 
 def run(arguments: Dict[str, Any], ready: Callable[[], Any]) -> None:
@@ -20,7 +21,9 @@ def run(arguments: Dict[str, Any], ready: Callable[[], Any]) -> None:
     """
     tracers = [Tracer(pid, start) for pid, start in arguments["processes"]]
     run_seconds = PERIOD_SECONDS * arguments["percent"] / 100
+    stand_seconds = PERIOD_SECONDS - run_seconds
     told = False
+    ran_from = time.monotonic()
     while tracers:
         for tracer in tracers:
             try:
@@ -28,10 +31,13 @@ def run(arguments: Dict[str, Any], ready: Callable[[], Any]) -> None:
             except CannotTrace:
                 if not told:
                     raise
+        # On a busy machine they run on until it is our turn: they stand still for as much longer.
+        late = (time.monotonic() - ran_from) / run_seconds if told else 1.0
         if not told:
             ready()
             told = True
-        time.sleep(PERIOD_SECONDS - run_seconds)
+        time.sleep(min(max(1.0, late) * stand_seconds, _LONGEST_STAND_SECONDS))
+        ran_from = time.monotonic()
         _let_run(tracers, run_seconds)
         tracers = [tracer for tracer in tracers if start_time_ticks(tracer.pid) == tracer.start]
 

@@ -24,6 +24,7 @@ SURVEY_SECONDS = 30.0
 APPLY_SECONDS = 120.0
 UNDO_SECONDS = 20.0
 WARM_UNDO_SECONDS = 5.0  # for a waiting hand's answer, before a fresh one is started
+FIRST_RETRY_SECONDS = 0.1  # a hand that was killed is replaced at once; then with back-off
 LONGEST_RETRY_SECONDS = 60.0
 
 Reply = Callable[[Dict[str, Any]], None]
@@ -54,7 +55,7 @@ class Injection:
         self.hand_waits = False  # the hand stays for the keeper's word (fd-bound, or failed)
         self.limit = math.inf  # boot-time instant by which the hand must have done its present step
         self.retry_at = math.inf
-        self.retry_seconds = 1.0
+        self.retry_seconds = FIRST_RETRY_SECONDS
         self.deadline_boottime = math.inf
         self.deadline_wall = math.inf
         self.owner_fd: Optional[int] = None

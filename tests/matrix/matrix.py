@@ -7,8 +7,8 @@ call; ``r`` keeper and limbs of a fault in place, then everybody at a call of th
 Roads to the undo: ``revert`` (the killer counts from the inject on), ``deadline``, and ``owner`` (the owner is killed).
 
 What must hold: a fault has its whole effect or none; no undo that began needs anyone to ask for it again; once all is
-done the witness, the whole-node snapshot and the ledger are as before, within two seconds. Where the standby died too
-(``d``, ``r``), what ends with its holder must have ended by itself, and one sweep must do the rest.
+done the witness, the whole-node snapshot and the ledger are as before, within ``--settle`` seconds. Where the standby
+died too (``d``, ``r``), what ends with its holder must have ended by itself, and one sweep must do the rest.
 
 ``python tests/matrix/matrix.py --out kills.jsonl`` runs all of it, ``--sample 4 --seed 1`` a part. As root; each worker
 works in a private mount namespace with a /run of its own, so with a keeper of its own.
@@ -37,8 +37,7 @@ import snapshot
 from chaosgpu.changes.errors import ChaosgpuError
 from chaosgpu.node import client, ledger, places
 
-DURATION_SECONDS = {"revert": 30.0, "owner": 30.0, "deadline": 1.2}
-SETTLE_SECONDS = 2.0
+DURATION_SECONDS = 60.0
 SWEPT = "dr"  # modes in which the standby dies too
 
 
@@ -99,16 +98,18 @@ def family():
 class Life:
     """One life of an injection, with one kill in it."""
 
-    def __init__(self, scenario, number, mode, road):
+    def __init__(self, scenario, number, mode, road, settle_seconds):
         scenario.renew()
         self.scenario, self.number, self.mode, self.road = scenario, number, mode, road
+        self.settle_seconds = settle_seconds
+        self.duration_seconds = 0.6 * settle_seconds if road == "deadline" else DURATION_SECONDS
         self.request = {
             "op": "inject",
             "request": uuid.uuid4().hex,
             "run": "matrix",
             "fault": scenario.fault,
             "arguments": scenario.arguments,
-            "duration_seconds": DURATION_SECONDS[road],
+            "duration_seconds": self.duration_seconds,
             "allow": [],
             "owner": "peer",
             "outlive_run": False,
@@ -161,7 +162,7 @@ class Life:
         self.killer = killer.Started(self.keeper, self.standby, self.number, self.mode, limbs)
         if self.road == "owner":
             self.owner.end()
-        give_up = time.monotonic() + DURATION_SECONDS["deadline"] + SETTLE_SECONDS
+        give_up = time.monotonic() + 2 * self.settle_seconds
         while not readable([self.killer], 0.01) and opened() and time.monotonic() < give_up:
             pass
         return self.killer.told()
@@ -223,7 +224,7 @@ class Life:
 
     def _soon(self, look, complaint):
         """Nothing may be seen any more within the settling time."""
-        give_up = time.monotonic() + SETTLE_SECONDS
+        give_up = time.monotonic() + self.settle_seconds
         while left := look():
             if time.monotonic() > give_up:
                 raise Failure(f"{complaint}: {left}")
@@ -246,15 +247,15 @@ def sweep():
     )
 
 
-def walk(scenario, mode, road, numbers, first_only, report):
+def walk(scenario, mode, road, numbers, given, report):
     """The kills of one scenario, mode and road; without ``numbers`` one at each call until there are no more."""
     for number in numbers or range(1, 10**6):
         row = {"scenario": scenario.name, "mode": mode, "road": road, "number": number}
         try:
-            struck = Life(scenario, number, mode, road).live()
+            struck = Life(scenario, number, mode, road, given.settle).live()
         except (Failure, ChaosgpuError) as failure:
             report({**row, "failure": str(failure)})
-            if first_only:
+            if given.first_only:
                 return
             client.rescue({"op": "revert"})
             continue
@@ -264,13 +265,13 @@ def walk(scenario, mode, road, numbers, first_only, report):
             break
 
 
-def worker(job):
-    """Runs in its own mount namespace: (scenario, mode, road, numbers, first_only) from the command line."""
-    name, mode, road, numbers, first_only = job
+def worker(job, given):
+    """Runs in its own mount namespace: (scenario, mode, road, numbers) from the command line."""
+    name, mode, road, numbers = job
     snapshot.apart()
     scenario = scenarios.SCENARIOS[name](name)
     try:
-        walk(scenario, mode, road, numbers, first_only, lambda row: print(json.dumps(row), flush=True))
+        walk(scenario, mode, road, numbers, given, lambda row: print(json.dumps(row), flush=True))
     finally:
         scenario.close()
         client.call({"op": "leave"})
@@ -293,12 +294,13 @@ def main():
     parser.add_argument("--sample", type=int, help="this many kills per scenario, mode and road, chosen by --seed")
     parser.add_argument("--reach", type=int, default=40, help="a sample's highest call number on the road of revert")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--settle", type=float, default=2.0, help="seconds until nothing may be left (default: 2)")
     parser.add_argument("--first-only", action="store_true", help="end each walk at its first failure")
     parser.add_argument("--out", type=Path, help="every kill as a JSON line")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
-        worker(json.loads(given.job))
+        worker(json.loads(given.job), given)
         return
     sys.exit(run(jobs_of(given), given))
 
@@ -314,7 +316,7 @@ def jobs_of(given):
                     continue
                 calls = range(1, 1 + (given.reach if road == "revert" else given.reach // 3))
                 numbers = sorted(chance.sample(calls, given.sample)) if given.sample else None
-                jobs.append((name, mode, road, numbers, given.first_only))
+                jobs.append((name, mode, road, numbers))
     return jobs * given.rounds
 
 
@@ -332,7 +334,7 @@ def run(jobs, given):
     out = given.out.open("w") if given.out else None
 
     def work(job):
-        argv = [sys.executable, __file__, "--job", json.dumps(job)]
+        argv = [sys.executable, __file__, *sys.argv[1:], "--job", json.dumps(job)]
         with subprocess.Popen(private(argv), stdout=subprocess.PIPE, text=True) as child:
             for line in child.stdout:
                 with lock:
@@ -346,7 +348,7 @@ def run(jobs, given):
                         print(f"\r{len(rows)} kills", end="", file=sys.stderr)
         if child.returncode != 0:
             with lock:
-                name, mode, road, *_ = job
+                name, mode, road, _ = job
                 failure = f"the worker ended with {child.returncode}"
                 rows.append({"scenario": name, "mode": mode, "road": road, "failure": failure})
 

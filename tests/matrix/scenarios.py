@@ -38,6 +38,7 @@ class Scenario:
         child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._children.append(child)
         self.pids.append(child.pid)
+        snapshot.leaf(child.pid)
         return child.pid
 
     def threads_ready(self, pid, count):
@@ -89,7 +90,9 @@ class Slow(Scenario):
         self.arguments = {"target": {"pid": self.spawn("sleep", "600")}, "percent": 50}
 
     def in_place(self):
-        return "/chaosgpu-" in Path(f"/proc/{self.pids[0]}/cgroup").read_text()
+        where = Path(f"/proc/{self.pids[0]}/cgroup").read_text()
+        limit = Path("/sys/fs/cgroup" + where.strip().rpartition("::")[2], "cpu.max")
+        return "/chaosgpu-" in where or (limit.exists() and not limit.read_text().startswith("max"))
 
 
 class SlowByDuty(Slow):
@@ -132,6 +135,7 @@ class Fill(Scenario):
         os.mkdir(self.point)
         subprocess.run(["truncate", "-s", "64M", f"{self.folder}/image"], check=True)
         subprocess.run(["mkfs.ext4", "-q", f"{self.folder}/image"], check=True)
+        subprocess.run(["modprobe", "-q", "loop"], check=False)  # where it is not part of the kernel
         subprocess.run(["mount", "-o", "loop", f"{self.folder}/image", self.point], check=True)
         self.arguments = {"path": self.point, "percent": 80}
 
@@ -151,24 +155,17 @@ class Throttle(Fill):
 
     def __init__(self, name):
         super().__init__(name)
-        self.group = f"{io_root()}/limited"
-        os.mkdir(self.group)
         pid = self.spawn("sleep", "600")
-        Path(self.group, "cgroup.procs").write_text(str(pid))
+        self.group = f"/sys/fs/cgroup/{snapshot.WORKER}/of-{pid}"
+        if not snapshot.UNIFIED:
+            self.group = f"/sys/fs/cgroup/blkio/{snapshot.WORKER}/limited"
+            os.mkdir(self.group)
+            Path(self.group, "cgroup.procs").write_text(str(pid))
         self.arguments = {"target": {"pid": pid}, "path": self.point, "write_iops": 200}
 
     def in_place(self):
         files = ("io.max", "blkio.throttle.write_iops_device")
         return any(Path(self.group, name).exists() and Path(self.group, name).read_text().strip() for name in files)
-
-    def close(self):
-        super().close()
-        for _ in range(100):
-            try:
-                os.rmdir(self.group)
-                return
-            except OSError:
-                time.sleep(0.02)
 
 
 class Impair(Scenario):
@@ -188,7 +185,10 @@ class Impair(Scenario):
             ip link add m0 netns {self.netns} type veth peer name m1 netns {self.netns}p
             ip -n {self.netns} addr add 10.98.0.1/24 dev m0; ip -n {self.netns}p addr add 10.98.0.2/24 dev m1
             ip -n {self.netns} link set m0 up; ip -n {self.netns}p link set m1 up
-            ip netns exec {self.netns} ping -q -c 1 -W 5 10.98.0.2"""
+            ip netns exec {self.netns} ping -q -c 1 -W 5 10.98.0.2
+            for n in {self.netns} {self.netns}p; do
+              while ip -n $n addr | grep -q tentative; do sleep 0.1; done # their routes come when that is over
+            done"""
         subprocess.run(["sh", "-ec", script], check=True, stdout=subprocess.DEVNULL)
         path = f"/run/netns/{self.netns}"
         self.arguments = {"device": "m0", "delay": 5, "netns": path, "direction": "both"}
@@ -217,12 +217,3 @@ SCENARIOS = {
 
 def stat_of(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def io_root():
-    """Where I/O is limited: cgroup v2 with the controller on for its children, else the worker's own blkio cgroup."""
-    controllers = Path("/sys/fs/cgroup/cgroup.controllers")
-    if controllers.exists() and "io" in controllers.read_text():
-        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+io +cpu")
-        return "/sys/fs/cgroup"
-    return f"/sys/fs/cgroup/blkio/{snapshot.WORKER}"

@@ -12,7 +12,10 @@ from pathlib import Path
 
 WORKER = f"matrix-{os.getpid()}"
 ALLOWED = (
-    (r"/chaosgpu(/keeper|/standby)?(/cgroup\.\w+)?$", "keeper's and standby's own cgroups stay while they are idle"),
+    (
+        r"/chaosgpu(/keeper|/standby)?(/(cgroup|cpu|io|cpuset)\.\w+)?$",
+        "keeper's and standby's own cgroups stay while they are idle",
+    ),
     (r"/process_api/", "of the machine that the tests run on"),
     (r"/chaosgpu-(lab|test)", "the lab and the tests of someone who works on the same machine"),
     (rf"^(?!.*/{WORKER}/).*/chaosgpu-[0-9a-f]{{10}}(/|$)", "faults of someone who works on the same machine"),
@@ -69,28 +72,50 @@ def _network():
     return lines
 
 
+UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+
+
 def apart():
     """Put this process into cgroups of its own, so that workers beside it do not see each other's."""
+    if UNIFIED:  # limits may only be set where no process is (no internal process constraint): a leaf for each
+        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+cpu +io")
+        leaf()
+        Path("/sys/fs/cgroup", WORKER, "cgroup.subtree_control").write_text("+cpu +io")
+        return
     for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/blkio")):
         if Path(root, "cgroup.procs").exists():
             Path(root, WORKER).mkdir(exist_ok=True)
             Path(root, WORKER, "cgroup.procs").write_text(str(os.getpid()))
 
 
+def leaf(pid=None):
+    """Where everything is in one hierarchy: a cgroup of its own for a process, ours if none is named."""
+    if UNIFIED:
+        made = Path("/sys/fs/cgroup", WORKER, f"of-{pid or os.getpid()}")
+        made.mkdir(parents=True)
+        Path(made, "cgroup.procs").write_text(str(pid or os.getpid()))
+
+
 def leave():
     """Take those cgroups away again."""
-    for found in [*Path("/sys/fs/cgroup").glob(f"*/{WORKER}"), *Path("/sys/fs/cgroup").glob(WORKER)]:
-        for pid in Path(found, "cgroup.procs").read_text().split():  # the keeper, which leaves by itself later
-            try:
-                Path(found.parent, "cgroup.procs").write_text(pid)
-            except ProcessLookupError:
-                pass
-        for _ in range(100):
-            try:
-                found.rmdir()
-                break
-            except OSError:  # somebody in it is just ending
-                time.sleep(0.02)
+    tops = [*Path("/sys/fs/cgroup").glob(f"*/{WORKER}"), *Path("/sys/fs/cgroup").glob(WORKER)]
+    for top in tops:
+        for directory, _, _ in os.walk(top, topdown=False):
+            _take_away(Path(directory), top.parent)
+
+
+def _take_away(found, above):
+    for pid in Path(found, "cgroup.procs").read_text().split():  # the keeper, which leaves by itself later
+        try:
+            Path(above, "cgroup.procs").write_text(pid)
+        except ProcessLookupError:
+            pass
+    for _ in range(100):
+        try:
+            found.rmdir()
+            return
+        except OSError:  # somebody in it is just ending
+            time.sleep(0.02)
 
 
 def _cgroups():

@@ -93,11 +93,13 @@ class StoppedBySignal(Change):
     def apply(self, grip: Grip) -> Any:
         if not send(self.pid, self.start, signal.SIGSTOP):
             raise Moved(f"process {self.pid} has ended")
-        _await_state(self.pid, stopped=True)
+        give_up = time.monotonic() + _STOP_SECONDS  # a thread in state D stops when it comes out of the kernel
+        while not _all_stand(self.pid) and time.monotonic() < give_up:
+            time.sleep(0.001)
         return state_of(self.pid)
 
     def holds(self, grip: Grip) -> bool:
-        return start_time_ticks(self.pid) == self.start and not _await_state(self.pid, stopped=False, seconds=0.05)
+        return start_time_ticks(self.pid) == self.start and not _await_running(self.pid, seconds=0.05)
 
     def undo(self, observed: Any, grip: Grip) -> Undone:
         if start_time_ticks(self.pid) != self.start:
@@ -105,7 +107,7 @@ class StoppedBySignal(Change):
         if not _stopped(self.pid):
             return Undone(ALREADY)
         send(self.pid, self.start, signal.SIGCONT)
-        _await_state(self.pid, stopped=False)
+        _await_running(self.pid)
         return Undone(RESTORED)
 
     def describe(self) -> Described:
@@ -187,10 +189,15 @@ def _stopped(pid: int) -> bool:
     return state_of(pid) in ("T", "t")
 
 
-def _await_state(pid: int, stopped: bool, seconds: float = _STOP_SECONDS) -> bool:
-    """Wait until a process is stopped, or is not; whether it came so far (a process that ended did)."""
+def _all_stand(pid: int) -> bool:
+    """Whether no thread of a process runs: each stops by itself, some time after the first has (signal(7))."""
+    return all(state_of_thread(pid, tid) in ("T", "t", "Z", "X", "") for tid in threads(pid))
+
+
+def _await_running(pid: int, seconds: float = _STOP_SECONDS) -> bool:
+    """Wait until a process is not stopped; whether it came so far (a process that ended did)."""
     give_up = time.monotonic() + seconds
-    while _stopped(pid) != stopped and state_of(pid):
+    while _stopped(pid):
         if time.monotonic() > give_up:
             return False
         time.sleep(0.001)

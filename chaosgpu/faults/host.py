@@ -275,10 +275,17 @@ class SlowProcesses(Fault):
         outside = [entry["pid"] for entry in _identified(facts) if entry["pid"] not in inside]
         if outside:
             raise NoEffect(f"processes {outside} are not in {plan['group']}, where CPU time is capped")
-        used, wall, throttled = _measure(facts, lambda: _throttled(plan["group"]))
-        share = 100 * used / wall
-        # One period's quota may be carried into a short window, and the clock ticks are coarse.
-        if share > 1.25 * self.percent + 5:
+        used = wall = 0.0
+        throttled = 0
+        # One period's quota may be carried into a short window, the clock ticks are coarse, and a tick that comes late
+        # lets a period overrun, for which the scheduler holds back the next ones: over the cap means a longer look.
+        for _ in range(5):
+            told = _measure(facts, lambda: _throttled(plan["group"]))
+            used, wall, throttled = used + told[0], wall + told[1], throttled + told[2]
+            share = 100 * used / wall
+            if share <= 1.25 * self.percent + 5:
+                break
+        else:
             raise NoEffect(f"the processes still use {share:.0f} % of one CPU, with a cap of {self.percent:g} %")
         return {
             "how": "cgroup",

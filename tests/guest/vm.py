@@ -29,6 +29,8 @@ from typing import Literal
 
 TIMED_OUT = 124
 DIED = 125
+FROZE = 126
+BEAT_SECONDS, FROZEN_SECONDS = 5, 90
 CACHE = Path(os.environ.get("CHAOSGPU_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chaosgpu"))
 CONTROL = "/run/chaosgpu-guest"
 PASSED_ON = ("PATH", "PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "COVERAGE_PROCESS_START")
@@ -82,6 +84,17 @@ cd /
 exec /lib/systemd/systemd
 """
 
+# A guest's heart is a file on the share. When it stops, the kernel tells the console what everyone waits for. Only
+# what bash has built in is used, for nothing may come over 9p any more.
+HEART = f"""
+mkfifo -m 600 /run/never; exec 7<> /run/never; echo $SECONDS > /run/beat
+while :; do read -t {BEAT_SECONDS} -u 7; echo $SECONDS > {CONTROL}/alive; echo $SECONDS > /run/beat; done &
+while :; do
+  read -t {BEAT_SECONDS} -u 7; read beat < /run/beat
+  (( SECONDS - beat < {FROZEN_SECONDS // 2} )) || break
+done && for ask in w l; do echo $ask > /proc/sysrq-trigger; done &
+"""
+
 JOB = f"""
 export PATH={SYSTEM_PATH} HOME=/root TERM=dumb DM_DISABLE_UDEV=1
 mkdir -p /dev/pts /dev/shm
@@ -93,7 +106,8 @@ ip link set lo up
 hostname guest
 modprobe -a virtio_blk virtio_net nvme
 . {CONTROL}/mounts
-setsid -w bash {CONTROL}/command > {CONTROL}/output 2>&1 < /dev/null
+{HEART}
+setsid -w bash {CONTROL}/command > {CONTROL}/output 2>&1 < /dev/null 7>&-
 echo $? > {CONTROL}/status
 sync; echo b > /proc/sysrq-trigger; read -t 60
 """
@@ -101,14 +115,15 @@ sync; echo b > /proc/sysrq-trigger; read -t 60
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a boot: the command's exit status (124: time ran out, 125: the guest died or lost power)."""
+    """What came of a boot: the command's exit status (124: time ran out, 125: died or lost power, 126: froze)."""
 
     exit_code: int
     output: str
     console: str
 
-    def explain(self, lines: int = 25) -> str:
+    def explain(self) -> str:
         """The ends of output and console, for a failed test to show."""
+        lines = 200 if self.exit_code == FROZE else 25
         ends = ["\n".join(text.splitlines()[-lines:]) for text in (self.output, self.console)]
         return f"exit {self.exit_code}\n--- output\n{ends[0]}\n--- console\n{ends[1]}"
 
@@ -161,7 +176,8 @@ def boot(
             if not image.exists():
                 _sparse(image, 64)
         shown = Follower(place / "output") if follow else None
-        code = _power_on(_qemu(kernel, place, shares, disks or {}), place / "console", timeout_seconds, cut_when, shown)
+        argv = _qemu(kernel, place, shares, disks or {})
+        code = _power_on(argv, place, timeout_seconds, cut_when, shown)
         read = {name: _text(place / name) for name in ("status", "output", "console")}
         return Result(int(read["status"] or code), read["output"], read["console"])
 
@@ -184,16 +200,21 @@ class Follower:
 
 
 def _power_on(
-    argv: list[str], console: Path, seconds: float, cut_when: Callable[[], bool] | None, follower: Follower | None
+    argv: list[str], place: Path, seconds: float, cut_when: Callable[[], bool] | None, follower: Follower | None
 ) -> int:
     """Run QEMU to its end, of itself or ours; what to report where the guest's command left no status."""
-    with console.open("wb") as log:
+    with (place / "console").open("wb") as log:
         guest = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     give_up = time.monotonic() + seconds
+    beat, beaten_at = "", time.monotonic()
     try:
         while guest.poll() is None:
             if time.monotonic() > give_up:
                 return TIMED_OUT
+            if beat != (beat := _text(place / "alive")):
+                beaten_at = time.monotonic()
+            elif time.monotonic() > beaten_at + FROZEN_SECONDS:
+                return FROZE
             if cut_when is not None and cut_when():
                 return DIED
             if follower:
@@ -315,9 +336,13 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaosgpu-share-") as empty:
         command = ["env", f"--chdir={os.getcwd()}", *asked.command]
-        result = boot(command, asked.share or Path(empty), asked.seconds, asked.init, follow=True)
-    if result.exit_code in (TIMED_OUT, DIED):
-        sys.stderr.write(result.explain() + "\n")
+        for tries_left in (1, 0):
+            result = boot(command, asked.share or Path(empty), asked.seconds, asked.init, follow=True)
+            if result.exit_code in (TIMED_OUT, DIED, FROZE):
+                sys.stderr.write(result.explain() + "\n")
+            if result.exit_code != FROZE or not tries_left:
+                break
+            sys.stderr.write("The emulator stood still, not the command alone. The guest is booted once more.\n")
     return result.exit_code
 
 

@@ -14,7 +14,7 @@ from chaosgpu.changes.errors import ChaosgpuError
 from chaosgpu.node import bundle, client, places, standby, supervisor
 from chaosgpu.node.lock import hold_lock
 
-STUCK = 3
+USAGE, STUCK = 2, 3
 
 
 def main(argv: Optional[List[str]] = None) -> NoReturn:
@@ -99,7 +99,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _revert(arguments: argparse.Namespace) -> int:
     if not (arguments.ids or arguments.of_run or arguments.all):
-        raise ChaosgpuError("say what to revert: an ID, --run RUN or --all (chaosgpu-node list shows them)")
+        print("chaosgpu-node: say what to revert: an ID, --run RUN or --all (list shows them)", file=sys.stderr)
+        return USAGE
     request = {"op": "revert", "ids": arguments.ids, "run": arguments.of_run}
     answer = client.rescue(request) or {"reverted": []}
     return _show(arguments, answer, [_told(entry) for entry in answer.get("reverted", [])] or ["nothing to revert"])

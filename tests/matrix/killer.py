@@ -17,7 +17,7 @@ SYSGOOD, FORK, VFORK, CLONE, EXEC = 1, 2, 4, 8, 16
 OPTIONS = SYSGOOD | FORK | VFORK | CLONE | EXEC
 WALL = 0x40000000
 TCGETS = 0x5401
-HELD_SECONDS = 0.3
+PR_CAPBSET_READ = 23
 O_CREAT_TMPFILE_TRUNC = 0o100 | 0o20000000 | 0o1000
 
 # x86_64 numbers (arch/x86/entry/syscalls/syscall_64.tbl)
@@ -30,6 +30,8 @@ CALLS = {
     264: "renameat", 316: "renameat2", 165: "mount", 166: "umount2", 272: "unshare", 308: "setns", 73: "flock",
     112: "setsid", 157: "prctl", 257: "openat", 85: "creat",
 }  # fmt: skip
+
+COMMANDS = (b"ip", b"tc", b"nft")
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.restype = ctypes.c_long
@@ -56,7 +58,18 @@ def changes_state(number, arguments):
         return bool(arguments[2] & O_CREAT_TMPFILE_TRUNC)
     if number == 16 and arguments[1] == TCGETS:
         return False  # how Python asks whether a file is a terminal
+    if number == 157 and arguments[0] == PR_CAPBSET_READ:
+        return False
     return number in CALLS
+
+
+def is_command(pid):
+    """Whether this is a hand's command that changes something: those of iproute2 that only ask are asked for JSON."""
+    try:
+        name, *words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return os.path.basename(name) in COMMANDS and b"-j" not in words
 
 
 def role_of(pid, keeper, standby):
@@ -77,9 +90,9 @@ class Killer:
     Mode ``r`` strikes twice: the keeper and all limbs at once, then everybody at the Nth call of the recovery.
     """
 
-    def __init__(self, keeper, standby, limbs, number, mode, tell):
+    def __init__(self, keeper, standby, limbs, number, mode, hold_seconds, tell):
         self.keeper, self.standby = keeper, standby
-        self.number, self.mode = number, mode
+        self.number, self.mode, self.hold_seconds = number, mode, hold_seconds
         self.tell = tell
         self.count = 0
         self.struck = False
@@ -121,7 +134,7 @@ class Killer:
         if self.mode == "b":  # the keeper dies while somebody else stands at a call; its own calls are mode a's
             return pid not in (self.keeper, self.standby)
         if self.mode == "e":
-            return parent_of(pid) not in (self.keeper, 1) and pid not in (self.keeper, self.standby)
+            return is_command(pid)
         return True
 
     def _strike(self, pid, call):
@@ -145,7 +158,7 @@ class Killer:
 
     def _hold(self, pid):
         """Keep one process at its call while everybody else goes on: it is freed late, unless somebody ends it."""
-        give_up = time.monotonic() + HELD_SECONDS
+        give_up = time.monotonic() + self.hold_seconds
         while time.monotonic() < give_up:
             ended = waited = 0
             try:
@@ -193,7 +206,7 @@ def parent_of(pid):
 class Started:
     """A killer in a process of its own. ``fileno`` is readable as soon as it strikes; ``told`` ends it."""
 
-    def __init__(self, keeper, standby, number, mode, limbs=()):
+    def __init__(self, keeper, standby, number, mode, hold_seconds, limbs=()):
         self._told, write = os.pipe()
         ready, say_ready = os.pipe()
         self.pid = os.fork()
@@ -201,7 +214,7 @@ class Started:
             try:
                 os.close(self._told)
                 tell = lambda struck: os.write(write, json.dumps(struck).encode())  # noqa: E731
-                killer = Killer(keeper, standby, limbs, number, mode, tell)
+                killer = Killer(keeper, standby, limbs, number, mode, hold_seconds, tell)
                 signal.signal(signal.SIGTERM, lambda *_: killer.struck or os._exit(0))
                 os.write(say_ready, b"1")
                 killer.run()

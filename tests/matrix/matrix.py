@@ -102,6 +102,7 @@ class Life:
         scenario.renew()
         self.scenario, self.number, self.mode, self.road = scenario, number, mode, road
         self.settle_seconds = settle_seconds
+        self.hold_seconds = 0.3 * settle_seconds  # longer than whoever takes over needs to begin
         self.duration_seconds = 0.6 * settle_seconds if road == "deadline" else DURATION_SECONDS
         self.request = {
             "op": "inject",
@@ -138,7 +139,7 @@ class Life:
 
     def _asked(self):
         """Inject, then revert once; the killer is there from the start."""
-        self.killer = killer.Started(self.keeper, self.standby, self.number, self.mode)
+        self.killer = killer.Started(self.keeper, self.standby, self.number, self.mode, self.hold_seconds)
         self.owner = Owner(self.request)
         answer = self.owner.answer()
         if not readable([self.killer], 0):
@@ -159,7 +160,7 @@ class Life:
         self._must_be_in_place(self.owner.answer())
         self.phase = "undo"
         limbs = [pid for pid in killer.descendants(self.keeper) if pid != self.standby]
-        self.killer = killer.Started(self.keeper, self.standby, self.number, self.mode, limbs)
+        self.killer = killer.Started(self.keeper, self.standby, self.number, self.mode, self.hold_seconds, limbs)
         if self.road == "owner":
             self.owner.end()
         give_up = time.monotonic() + 2 * self.settle_seconds

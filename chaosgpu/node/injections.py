@@ -228,7 +228,9 @@ class Injections:
             state = injection.state if injection is not None else record.state
             caller.reply({**active["result"], "state": state})
         else:
-            cause = (record.last("undoing") or {}).get("cause", "unknown cause")
+            verdicts = (record.last("closed") or {}).get("verdicts", {})  # the machine's restart undoes without a line
+            details = sorted({detail for _, detail in verdicts.values() if detail})
+            cause = (record.last("undoing") or {}).get("cause") or "; ".join(details) or "unknown cause"
             answer = error("failed", f"{self.node}: it was undone before it was in place: {cause}")
             if injection is None:
                 caller.reply(answer)

@@ -17,7 +17,7 @@ from chaosgpu.node import client
 def misplace(seconds):
     victim = subprocess.Popen(["sleep", "600"])
     answer = client.call({{
-        "op": "inject", "request": "1", "run": "guest", "fault": "numa.misplace_processes",
+        "op": "inject", "request": os.urandom(8).hex(), "run": "guest", "fault": "numa.misplace_processes",
         "arguments": {{"target": {{"pid": victim.pid}}, "cpus": [1]}}, "duration_seconds": seconds, "allow": [],
         "owner": "peer", "outlive_run": False, "dry_run": False}})
     assert answer.get("state") == "active", answer
@@ -81,9 +81,32 @@ open("told", "w").write(json.dumps(recent()))
 """
 )
 
+# State-changing calls of the family's, from the inject to the end of its revert.
+CUT_AT = (9, 17, 22, 28, 36, 46)
 
-def python(code):
-    return [sys.executable, "-B", "-c", code]
+LIFE_WITH_A_CUT = (
+    COMMON
+    + f"""
+sys.path.insert(0, {str(ROOT / "tests" / "matrix")!r})
+import killer
+"""
+    + """
+number = int(sys.argv[1])
+with open("told", "a") as told:
+    told.write(json.dumps(client.call({"op": "list", "recent": True})["faults"]) + "\\n")
+if number:
+    hello = {}
+    assert until(lambda: hello.update(client.call({"op": "hello"})) or hello["standby"], 60)
+    fate = killer.Started(hello["pid"], hello["standby"], number, "p", hold_seconds=0)
+    misplace(600)
+    client.call({"op": "revert"})
+    raise SystemExit(f"it ended before call {number}: {fate.told()}")
+"""
+)
+
+
+def python(code, *arguments):
+    return [sys.executable, "-B", "-c", code, *arguments]
 
 
 def test_under_systemd_a_killed_or_hanging_keeper_is_brought_back(share: Path) -> None:
@@ -118,3 +141,19 @@ def test_a_power_cut_takes_the_fault_and_leaves_a_record_that_is_closed_as_lost(
     assert told["injection"] == (share / "written").read_text()
     assert told["state"] == "closed"
     assert told["verdicts"] == {"0": ["lost", "the machine was restarted"]}
+
+
+def test_no_instant_of_a_power_cut_leaves_a_record_that_stays_open(share: Path) -> None:
+    """Cut after cut on the same ledger: each next keeper closes what it finds, and nothing is damaged or stuck."""
+    disks = {"vdb": share / "ledger.img"}
+    mount = "mkdir -p /mnt/ledger && mount /dev/vdb /mnt/ledger && export CHAOSGPU_STATE=/mnt/ledger/state && exec "
+    for number in (*CUT_AT, 0):
+        make = "mkfs.ext4 -q /dev/vdb && " if number == CUT_AT[0] else ""
+        shell = ["bash", "-c", f'{make}{mount} "$@"', "bash"]
+        cut = vm.boot([*shell, *python(LIFE_WITH_A_CUT, str(number))], share, BOOT_SECONDS, disks=disks)
+        assert cut.exit_code == (vm.DIED if number else 0), cut.explain()
+    found = [json.loads(line) for line in (share / "told").read_text().splitlines()]
+    assert len(found) == len(CUT_AT) + 1
+    assert {fault["state"] for faults in found for fault in faults} == {"closed"}
+    ends = [fault["verdicts"].get("0", ["nothing"])[0] for fault in found[-1]]
+    assert ends.count("lost") >= 3, ends

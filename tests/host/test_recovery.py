@@ -432,6 +432,9 @@ def test_a_record_of_another_boot_is_closed_as_lost():
     stuck_record(lines({"line": "planned", "schema": 1, **planned(boot_id="another", changes=[change])}))
     client.call({"op": "hello"})
     assert recent("feedface00")["verdicts"] == {"0": ["lost", "the machine was restarted"]}
+    asked = ("request", "run", "fault", "arguments", "duration_seconds", "allow", "owner", "outlive_run")
+    repeated = client.call({"op": "inject", "dry_run": False, **{name: planned()[name] for name in asked}})
+    assert "undone before it was in place: the machine was restarted" in repeated["error"]["message"]
 
 
 def test_the_lines_of_the_record_undo_by_hand(sleeper):

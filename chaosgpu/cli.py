@@ -19,6 +19,9 @@ STUCK = 3
 @click.group()
 def gpu() -> None:
     """Faults on GPU clusters: real, proven, bounded and always undone."""
+    from chaosgpu.node import client
+
+    client.warn_if_not_root()
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -210,7 +213,8 @@ def _show_record(lines: list[dict[str, Any]]) -> None:
     for line in lines[1 if planned else 0 :]:
         click.echo(f"  {json.dumps(line)}")
     if planned:
-        click.echo("undo by hand, in this order:")
+        closed = lines[-1].get("line") == "closed"
+        click.echo("it is closed; it would have been undone by hand so:" if closed else "undo by hand, in this order:")
         for _, undo in reversed(planned["shell"]):
             click.echo(f"  {undo}")
     else:

@@ -68,7 +68,7 @@ class StoppedByPtrace(Change):
     def describe(self) -> Described:
         return Described(
             f"gdb --batch -p {self.pid}  # and leave it attached",
-            f"kill -KILL $(awk '/^TracerPid/{{print $2}}' /proc/{self.pid}/status)",
+            f't=$(awk \'/^TracerPid/{{print $2}}\' /proc/{self.pid}/status); [ "$t" = 0 ] || kill -KILL "$t"',
         )
 
 

@@ -20,6 +20,7 @@ USAGE, STUCK = 2, 3
 def main(argv: Optional[List[str]] = None) -> NoReturn:
     """Run one command and exit. No traceback leaves it: an expected error is one line on stderr."""
     arguments = _parser().parse_args(argv)
+    client.warn_if_not_root()
     try:
         status = arguments.run(arguments)
     except ChaosgpuError as error:
@@ -29,6 +30,9 @@ def main(argv: Optional[List[str]] = None) -> NoReturn:
         status = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = 1
+    except OSError as error:  # what it was to be written to: all else is told as a ChaosgpuError
+        print(f"chaosgpu-node: {error}", file=sys.stderr)
         status = 1
     sys.exit(status)
 
@@ -88,7 +92,8 @@ def _show(arguments: argparse.Namespace, answer: Dict[str, Any], lines: List[str
 def _told(entry: Dict[str, Any]) -> str:
     left = f", {entry['seconds_left']:.0f} s left" if "seconds_left" in entry else ""
     cause = f" ({entry['cause']})" if entry.get("cause") else ""
-    return f"{entry['injection']} {entry['fault']} {entry['state']}{left}{cause}"
+    details = "; ".join(f"{verdict}: {detail}" for verdict, detail in entry.get("verdicts", {}).values() if detail)
+    return f"{entry['injection']} {entry['fault']} {entry['state']}{left}{cause}{' - ' + details if details else ''}"
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -112,14 +117,25 @@ def _record(arguments: argparse.Namespace) -> int:
         return _show(arguments, answer, [])
     planned = answer["record"][0]
     if planned.get("line") != "planned":
-        raise ChaosgpuError(f"the first line of record {arguments.id} is damaged: --json prints what is left of it")
+        print(f"record {arguments.id}: its first line is damaged; what is left of it (--json prints all):")
+        lines = [changed["undo_by_hand"] for line in answer["record"] for changed in _told_changes(line)]
+        for line in ["undo by hand, in this order:", *(f"  {undo}" for undo in reversed(lines))] if lines else []:
+            print(line)
+        return 1
     print(f"{planned['id']} {planned['fault']} {json.dumps(planned['arguments'])}")
     for line in answer["record"][1:]:
         print(f"  {json.dumps(line)}")
-    print("undo by hand, in this order:")
+    closed = answer["record"][-1].get("line") == "closed"
+    print("it is closed; it would have been undone by hand so:" if closed else "undo by hand, in this order:")
     for _, undo in reversed(planned["shell"]):
         print(f"  {undo}")
     return 0
+
+
+def _told_changes(line: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """The changes that a record's line tells with their lines by hand: those of ``active`` and its answer."""
+    changed = line.get("changed") or line.get("result", {}).get("changed") or []
+    return [change for change in changed if "undo_by_hand" in change]
 
 
 def _takeover(arguments: argparse.Namespace) -> int:

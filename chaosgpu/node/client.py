@@ -1,10 +1,12 @@
 """How anything on a node calls its keeper: connect, start one when there is none, ask once, get one answer."""
 
+import contextlib
 import json
 import os
 import socket
+import sys
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
 
 from chaosgpu.changes.errors import ChaosgpuError, Unreachable
 from chaosgpu.node import bundle, ledger, places, supervisor, wire
@@ -29,7 +31,8 @@ class Client:
     def __init__(self, start: bool = True) -> None:
         """Connect. With ``start`` a keeper is started where there is none; without, ``Unreachable`` is raised."""
         self.node = os.uname().nodename
-        self.sock = self._connect(start)
+        with _usable():
+            self.sock = self._connect(start)
 
     def call(self, request: Dict[str, Any], seconds: float = ANSWER_SECONDS) -> Dict[str, Any]:
         """Send one request and wait for its answer, at most ``seconds``. An error in the answer stays in it."""
@@ -117,9 +120,32 @@ def _complaint() -> str:
         return ""
 
 
+@contextlib.contextmanager
+def _usable() -> Iterator[None]:
+    """What the filesystem of the keeper's files refuses, as one line for an operator."""
+    try:
+        yield
+    except OSError as error:
+        where, why = error.filename or places.run_dir(), error.strerror or error
+        raise Unreachable(
+            f"{os.uname().nodename}: {where}: {why}: keeper, lock and ledger need {places.run_dir()} as a writable"
+            " directory with some MiB free (mount, df and ls -ld tell); the lines by hand are in its *.record files"
+        ) from None
+
+
+def warn_if_not_root() -> None:
+    """On stderr: who is not root sees faults of their own only, and that must not be read as an all-clear."""
+    if os.geteuid() != 0 and os.path.exists("/run/chaosgpu"):
+        print(
+            f"chaosgpu: only faults of uid {os.geteuid()} are looked at, root's (/run/chaosgpu) are not: use sudo",
+            file=sys.stderr,
+        )
+
+
 def takeover() -> Dict[str, Any]:
     """Break glass: SIGKILL whatever holds the keeper lock, start a fresh keeper and let it read the ledger."""
-    holder = lock_holder()
+    with _usable():
+        holder = lock_holder()
     if holder:
         os.kill(holder, 9)
         give_up = time.monotonic() + 5
@@ -141,10 +167,11 @@ def call_if_kept(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
 
     Looking costs no keeper, so a rollback of an experiment that injected nothing starts none.
     """
-    if not lock_holder():
-        directories = {places.state_dir(), *places.known_states()}
-        if all(record.state == "closed" for directory in directories for record in ledger.read_all(directory)):
-            return None
+    with _usable():
+        if not lock_holder():
+            directories = {places.state_dir(), *places.known_states()}
+            if all(record.state == "closed" for directory in directories for record in ledger.read_all(directory)):
+                return None
     return call(request)
 
 

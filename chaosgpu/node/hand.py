@@ -6,6 +6,7 @@ word only where a step must be durable first. When the keeper is gone (EOF) it u
 
 import os
 import select
+import shlex
 import signal
 import socket
 from typing import Any, Dict, List, NoReturn, Optional
@@ -108,9 +109,9 @@ class _Hand:
         except ChaosgpuError as error:
             self.tell(_failure(error, 0))
             return
-        plan = _plan(fault, survey, self.changes)
+        plan = _plan(fault, survey, self.changes, self.lock_path)
         if not self.lock_path:
-            plan["would_change"] = [_explained(change, wanted=True) for change in self.changes]
+            plan["would_change"] = [_explained(change, self.lock_path, wanted=True) for change in self.changes]
         self.tell({"surveyed": plan})
         word = self.hear(None)
         if word.get("do") != "go":
@@ -118,7 +119,9 @@ class _Hand:
         self.task["deadline_boottime"] = word["deadline_boottime"]
         try:
             failure = self._apply_and_prove(fault, survey.facts)
-            self.tell(failure or {"active": self.proof, "changed": _changed(self.changes, self.observed)})
+            self.tell(
+                failure or {"active": self.proof, "changed": _changed(self.changes, self.observed, self.lock_path)}
+            )
             self._stay(fault, survey.facts, failed=failure is not None)
         except _KeeperGone:
             self._undo_alone()
@@ -250,24 +253,33 @@ def _failure(error: ChaosgpuError, untouched_from: int) -> Dict[str, Any]:
     return {"failed": failed, "untouched_from": untouched_from}
 
 
-def _plan(fault: Fault, survey: Survey, changes: List[Change]) -> Dict[str, Any]:
+def _plan(fault: Fault, survey: Survey, changes: List[Change], lock: str) -> Dict[str, Any]:
     return {
         "arguments": arguments_of(fault),
         "facts": survey.facts,
         "warnings": survey.warnings,
         "changes": [change.to_json() for change in changes],
-        "shell": [list(change.describe()) for change in changes],
+        "shell": [list(_by_hand(change, lock)) for change in changes],
         "keys": sorted({key for change in changes for key in change.keys()}),
         "needs": sorted({key for change in changes for key in change.needs()}),
         "bounds": sorted({change.bound for change in changes}),
     }
 
 
-def _changed(changes: List[Change], observed: Dict[int, Any]) -> List[Dict[str, Any]]:
-    return [_explained(change, observed.get(index)) for index, change in enumerate(changes)]
+def _by_hand(change: Change, lock: str) -> base.Described:
+    """The lines for an operator. What ends with its hand is undone by ending the hand, while it holds its lock."""
+    described = change.describe()
+    if change.bound != base.FD or not lock:
+        return described
+    file = shlex.quote(lock)
+    return base.Described(described.apply, f"[ ! -e {file} ] || flock -n {file} true || kill -KILL $(cat {file})")
 
 
-def _explained(change: Change, observed: Any = None, wanted: bool = False) -> Dict[str, Any]:
+def _changed(changes: List[Change], observed: Dict[int, Any], lock: str) -> List[Dict[str, Any]]:
+    return [_explained(change, lock, observed.get(index)) for index, change in enumerate(changes)]
+
+
+def _explained(change: Change, lock: str, observed: Any = None, wanted: bool = False) -> Dict[str, Any]:
     """A change for people: what, from what to what, how long it can last, and the lines by hand.
 
     ``observed`` is what was read back after it; a dry run, which only wants it, has none.
@@ -278,5 +290,5 @@ def _explained(change: Change, observed: Any = None, wanted: bool = False) -> Di
         entry["from"], entry["to"] = values
     if not wanted:
         entry["observed"] = observed
-    described = change.describe()
+    described = _by_hand(change, lock)
     return {**entry, "by_hand": described.apply, "undo_by_hand": described.undo}

@@ -559,7 +559,8 @@ class Injections:
         places.remember_state(self.state_dir)
         found: List[ledger.Record] = []
         for directory in places.known_states():
-            ledger.drop_empty(directory)
+            for path in ledger.drop_empty(directory):
+                logger().warning("%s had no whole first line, so its fault had not begun: deleted", path)
             found += ledger.read_all(directory)
         now, wall = places.boottime(), time.time()
         for record in reversed(found):
@@ -576,7 +577,7 @@ class Injections:
             if record.damaged or planned.get("schema", 0) > ledger.SCHEMA or planned.get("line") != "planned":
                 reason = "its first line is damaged" if record.damaged else "a newer version wrote it"
                 injection.stuck = [
-                    f"{record.path}: {reason}: undo it by hand, then `chaosgpu-node abandon {record.id}`"
+                    f"{record.path}: {reason}: undo it by hand, then `chaosgpu-node abandon {record.id} --reason TEXT`"
                 ]
                 logger().error("%s STUCK: %s", record.id, injection.stuck[0])
                 continue

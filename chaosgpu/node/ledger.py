@@ -149,14 +149,17 @@ def read_all(directory: str) -> List[Record]:
     )
 
 
-def drop_empty(directory: str) -> None:
+def drop_empty(directory: str) -> List[str]:
     """Delete records without one valid line: the keeper died before ``planned`` was durable, nothing was touched.
+
+    The paths of those that were deleted.
 
     For the keeper alone, at its start: seen from elsewhere, such a file may be a record that is being written.
     """
-    for record in _load_all(directory):
-        if not record.lines:
-            os.unlink(record.path)
+    dropped = [record.path for record in _load_all(directory) if not record.lines]
+    for path in dropped:
+        os.unlink(path)
+    return dropped
 
 
 def _load_all(directory: str) -> List[Record]:

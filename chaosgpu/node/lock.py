@@ -21,7 +21,7 @@ def hold_lock() -> bool:
 def lock_holder() -> int:
     """The pid that holds the keeper lock, as F_GETLK names it (fcntl(2)); 0 when it is free."""
     try:
-        fd = os.open(places.lock_path(), os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(places.lock_path(), os.O_RDONLY | os.O_CLOEXEC)  # also on a filesystem that became read-only
     except FileNotFoundError:
         return 0
     try:

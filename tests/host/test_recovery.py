@@ -16,6 +16,7 @@ from victims import end_keeper, state_of, until
 
 from chaosgpu.changes.errors import Unreachable
 from chaosgpu.node import bundle, client, ledger, places, standby
+from chaosgpu.node.lock import lock_holder
 
 NODE = [sys.executable, "-m", "chaosgpu.node.cli"]
 
@@ -545,3 +546,45 @@ def test_a_record_that_someone_deleted_hinders_no_undo(sleeper):
     told = client.call({"op": "revert"})["reverted"][0]
     assert told["state"] == "closed"
     assert not misplaced(sleeper.pid)
+
+
+def test_the_line_by_hand_of_what_ends_with_its_hand_ends_it_and_nobody_else(sleeper):
+    answer = pause(sleeper.pid)
+    (changed,) = answer["changed"]
+    assert state_of(sleeper.pid) == "t"
+    subprocess.run(["sh", "-ec", changed["undo_by_hand"]], check=False)
+    assert until(lambda: state_of(sleeper.pid) == "S")
+    assert until(lambda: recent(answer["injection"])["state"] == "closed")
+    again = subprocess.run(["sh", "-ec", changed["undo_by_hand"]], check=False)  # when it is over it harms nobody
+    assert again.returncode == 0
+
+
+def test_a_run_directory_that_became_read_only_is_one_line(sleeper):
+    """And the fault in it goes on: the line says what to look at, and a writable one lets it be undone."""
+    answer = misplace(sleeper.pid)
+    keeper = client.call({"op": "hello"})["pid"]
+    for pid in (standby_of(keeper), keeper):
+        os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not lock_holder())
+    for command in (["revert", "--all"], ["takeover"], ["record", answer["injection"]]):
+        subprocess.run(["mount", "-o", "remount,ro", "/run"], check=True)
+        try:
+            done = subprocess.run([*NODE, *command], capture_output=True, text=True, check=False)
+        finally:
+            subprocess.run(["mount", "-o", "remount,rw", "/run"], check=True)
+        assert done.returncode == 1, done
+        assert "Traceback" not in done.stderr
+        assert "Read-only file system" in done.stderr, done
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_who_is_not_root_is_told_that_roots_faults_are_not_looked_at(sleeper):
+    pause(sleeper.pid)
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *NODE, "list"],
+        env={**os.environ, "XDG_RUNTIME_DIR": "/tmp/nobody-has-this", "HOME": "/"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "root's (/run/chaosgpu) are not: use sudo" in done.stderr, done

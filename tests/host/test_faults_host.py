@@ -148,7 +148,7 @@ def test_a_gpu_client_gets_sigkill_only_by_name(spawn):
     device.touch()
     try:
         client = spawn("sh", "-c", f"exec sleep 600 3< {device}")
-        assert until(lambda: os.path.exists(f"/proc/{client.pid}/fd/3"))
+        assert until(lambda: Path(f"/proc/{client.pid}/comm").read_text() == "sleep\n")  # with the file open by now
     finally:
         device.unlink()
     for arguments in ({"signal": "KILL"}, {"grace_seconds": 5}):

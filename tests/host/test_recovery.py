@@ -563,11 +563,14 @@ def test_a_run_directory_that_became_read_only_is_one_line(sleeper):
     """And the fault in it goes on: the line says what to look at, and a writable one lets it be undone."""
     answer = misplace(sleeper.pid)
     keeper = client.call({"op": "hello"})["pid"]
-    for pid in (standby_of(keeper), keeper):
+    other = standby_of(keeper)
+    os.kill(keeper, signal.SIGSTOP)  # neither replaces the other
+    for pid in (other, keeper):
         os.kill(pid, signal.SIGKILL)
     assert until(lambda: not lock_holder())
+    read_only = ["mount", "-o", "remount,ro", "/run"]
     for command in (["revert", "--all"], ["takeover"], ["record", answer["injection"]]):
-        subprocess.run(["mount", "-o", "remount,ro", "/run"], check=True)
+        assert until(lambda: subprocess.run(read_only, stderr=subprocess.DEVNULL, check=False).returncode == 0)
         try:
             done = subprocess.run([*NODE, *command], capture_output=True, text=True, check=False)
         finally:

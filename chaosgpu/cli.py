@@ -210,15 +210,16 @@ def _show_record(lines: list[dict[str, Any]]) -> None:
     planned = lines[0] if lines[0].get("line") == "planned" else None
     if planned:
         click.secho(f"{planned['id']} {planned['fault']} {json.dumps(planned['arguments'])}", bold=True)
+    else:
+        click.echo("its first line is damaged; this is what is left of it")
     for line in lines[1 if planned else 0 :]:
         click.echo(f"  {json.dumps(line)}")
-    if planned:
-        closed = lines[-1].get("line") == "closed"
-        click.echo("it is closed; it would have been undone by hand so:" if closed else "undo by hand, in this order:")
-        for _, undo in reversed(planned["shell"]):
-            click.echo(f"  {undo}")
-    else:
-        click.echo("its first line is damaged, so how it is undone is not known")
+    from chaosgpu.node.ledger import undo_lines
+
+    closed = lines[-1].get("line") == "closed"
+    click.echo("it is closed; it would have been undone by hand so:" if closed else "undo by hand, in this order:")
+    for undo in undo_lines(lines) or ["# no line that tells how is left"]:
+        click.echo(f"  {undo}")
 
 
 def _show_plan(steps: list[dict[str, Any]]) -> None:

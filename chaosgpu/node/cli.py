@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NoReturn, Optional
 
 from chaosgpu import __version__
 from chaosgpu.changes.errors import ChaosgpuError
-from chaosgpu.node import bundle, client, places, standby, supervisor
+from chaosgpu.node import bundle, client, ledger, places, standby, supervisor
 from chaosgpu.node.lock import hold_lock
 
 USAGE, STUCK = 2, 3
@@ -115,27 +115,20 @@ def _record(arguments: argparse.Namespace) -> int:
     answer = client.call({"op": "record", "id": arguments.id})
     if "error" in answer or arguments.json:
         return _show(arguments, answer, [])
-    planned = answer["record"][0]
-    if planned.get("line") != "planned":
-        print(f"record {arguments.id}: its first line is damaged; what is left of it (--json prints all):")
-        lines = [changed["undo_by_hand"] for line in answer["record"] for changed in _told_changes(line)]
-        for line in ["undo by hand, in this order:", *(f"  {undo}" for undo in reversed(lines))] if lines else []:
-            print(line)
-        return 1
-    print(f"{planned['id']} {planned['fault']} {json.dumps(planned['arguments'])}")
-    for line in answer["record"][1:]:
+    lines = answer["record"]
+    planned = lines[0]
+    whole = planned.get("line") == "planned"
+    if whole:
+        print(f"{planned['id']} {planned['fault']} {json.dumps(planned['arguments'])}")
+    else:
+        print(f"record {arguments.id}: its first line is damaged; this is what is left of it")
+    for line in lines[1 if whole else 0 :]:
         print(f"  {json.dumps(line)}")
-    closed = answer["record"][-1].get("line") == "closed"
+    closed = lines[-1].get("line") == "closed"
     print("it is closed; it would have been undone by hand so:" if closed else "undo by hand, in this order:")
-    for _, undo in reversed(planned["shell"]):
+    for undo in ledger.undo_lines(lines) or ["# no line that tells how is left"]:
         print(f"  {undo}")
-    return 0
-
-
-def _told_changes(line: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """The changes that a record's line tells with their lines by hand: those of ``active`` and its answer."""
-    changed = line.get("changed") or line.get("result", {}).get("changed") or []
-    return [change for change in changed if "undo_by_hand" in change]
+    return 0 if whole else 1
 
 
 def _takeover(arguments: argparse.Namespace) -> int:

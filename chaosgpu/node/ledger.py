@@ -149,6 +149,14 @@ def read_all(directory: str) -> List[Record]:
     )
 
 
+def undo_lines(lines: List[Dict[str, Any]]) -> List[str]:
+    """The shell lines that undo a record's changes by hand, in their order; what ``active`` told of a damaged one."""
+    if lines and lines[0].get("line") == "planned":
+        return [undo for _, undo in reversed(lines[0]["shell"])]
+    told = [line["result"].get("changed", []) for line in lines if "result" in line]
+    return [change["undo_by_hand"] for change in reversed(told[-1] if told else [])]
+
+
 def drop_empty(directory: str) -> List[str]:
     """Delete records without one valid line: the keeper died before ``planned`` was durable, nothing was touched.
 

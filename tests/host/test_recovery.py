@@ -402,12 +402,18 @@ def lines(*documents):
 
 
 def test_a_damaged_first_line_is_stuck_and_loud():
-    text = lines({"line": "planned", "schema": 1, **planned()}, {"line": "active", "result": {}})
+    told = {"changed": [{"undo_by_hand": "echo first made, last undone"}, {"undo_by_hand": "echo last made"}]}
+    text = lines({"line": "planned", "schema": 1, **planned()}, {"line": "active", "result": told})
     stuck_record(b"X" + text[1:])
     done = subprocess.run([*NODE, "list"], capture_output=True, text=True, timeout=30)
     assert done.returncode == 3
     assert done.stdout.startswith("STUCK feedface00")
     assert "its first line is damaged" in done.stdout
+    assert "abandon feedface00 --reason" in done.stdout
+    record = subprocess.run([*NODE, "record", "feedface00"], capture_output=True, text=True, timeout=30)
+    assert record.stdout.endswith("undo by hand, in this order:\n  echo last made\n  echo first made, last undone\n"), (
+        record.stdout
+    )
     abandoned = subprocess.run([*NODE, "abandon", "feedface00", "--reason", "seen to"], capture_output=True, timeout=30)
     assert abandoned.returncode == 0
     assert client.call({"op": "list"})["faults"] == []

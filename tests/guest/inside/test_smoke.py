@@ -59,6 +59,7 @@ def test_io_max_slows_a_write_to_the_virtio_disk() -> None:
         assert slow > 2 + free, f"2 MiB took {free:.1f} s, and {slow:.1f} s at 512 KiB/s"
     finally:
         os.rmdir("/sys/fs/cgroup/slow")
+        run("echo -io > /sys/fs/cgroup/cgroup.subtree_control")
 
 
 def test_two_numa_nodes_with_a_cpu_each_and_the_nvme_on_the_far_one() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from chaosgpu.actions import impair_network, misplace_processes
 from chaosgpu.node import client
-from chaosgpu.rollbacks import revert
+from chaosgpu.rollbacks import revert, verify_restored
 
 HOUR = 3600
 
@@ -61,6 +61,7 @@ def test_a_clock_set_back_an_hour_delays_no_undo(sleeper, clock, keeper_dies):
     assert until(lambda: allowed(sleeper.pid) == "0,1", deadline - time.monotonic() + 10)
     assert time.monotonic() > deadline - 0.5
     assert until(lambda: node("list").stdout == "no faults\n", 10)
+    assert verify_restored()["left"] == []
 
 
 def test_a_clock_set_forward_an_hour_ends_it_no_later(sleeper, clock):
@@ -68,6 +69,7 @@ def test_a_clock_set_forward_an_hour_ends_it_no_later(sleeper, clock):
     clock(HOUR)
     assert until(lambda: allowed(sleeper.pid) == "0,1", 18)
     assert until(lambda: node("list").stdout == "no faults\n", 10)
+    assert verify_restored()["left"] == []
 
 
 @pytest.fixture
@@ -104,3 +106,4 @@ def test_an_undo_whose_tool_is_gone_is_stuck_and_loud_and_is_done_when_it_is_bac
     assert until(lambda: node("list").returncode == 0, 10)
     assert revert()["reverted"] == []
     assert until(lambda: node("list").stdout == "no faults\n", 10)
+    assert verify_restored()["left"] == []
